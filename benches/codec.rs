@@ -2,12 +2,11 @@
 //!
 //! One thread, in bytes of output per second. The source is 64 MiB of memory, larger than the CPU caches, as real data
 //! is. A read is 1 MiB, the size of the kernel's largest request.
-#![allow(missing_docs, reason = "a benchmark has no API to document")]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::sync::Arc;
-use weightfs::content::{BlockDecoder, Content, Data, DecodedData, Extent, ReadRequest, Segment};
+use weightfs::content::{BlockDecoder, Content, DecodedData, ReadRequest, Segment};
 use weightfs::format::Dtype;
 use weightfs::source::{MemorySource, Source};
 use weightfs::view::FloatDtype;
@@ -31,8 +30,8 @@ fn benches(criterion: &mut Criterion) {
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
                 let range = 0..(SOURCE / decoder.block_in * decoder.block_in) as u64;
-                let data = Data::Extent(Extent { source: source.clone(), range });
-                let content = Content::new([Segment::Decoded(DecodedData { data, decoder })]);
+                let data = Segment::extent(&source, range);
+                let content = Content::from(Segment::Decoded(DecodedData { data, decoder }.into()));
                 at = (at + READ) % (content.len() as usize / READ * READ);
                 black_box(content.read(at as u64..(at + READ) as u64, &ReadRequest::WAIT).map(|bytes| bytes.len()).ok())
             })

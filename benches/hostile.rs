@@ -3,7 +3,6 @@
 //! `weightfs --fake` reads each input once, in a separate process. Prints the length of the input, the time, the peak
 //! memory of the process, and the peak memory divided by the length. `tests/mount/limits.rs` tests the bounds.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark fails by panicking")]
-#![allow(missing_docs, reason = "a benchmark has no API to document")]
 
 use nix::sys::resource::{UsageWho, getrusage};
 use std::fs::File;

@@ -2,12 +2,11 @@
 //!
 //! Parses a header of a million tensors, finds tensors by name, and reads a spliced file as in `npy/`: a slice within
 //! one segment, and a copy across the boundary of header and data. `codec.rs` measures decoding.
-#![allow(missing_docs, reason = "a benchmark has no API to document")]
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::sync::Arc;
-use weightfs::content::{Content, Data, Extent, ReadRequest, Segment};
+use weightfs::content::{Content, ReadRequest, Segment};
 use weightfs::format::{self, HeaderInput, ParseMode};
 use weightfs::source::{MemorySource, Source};
 
@@ -57,7 +56,7 @@ fn header(criterion: &mut Criterion) {
 
 fn read(criterion: &mut Criterion) {
     let source: Arc<dyn Source> = Arc::new(MemorySource::new(vec![7; 64 << 20]));
-    let data = || Segment::Data(Data::Extent(Extent { source: source.clone(), range: 8..64 << 20 }));
+    let data = || Segment::extent(&source, 8..64 << 20);
     let len = |content: Content, at: u64| content.read(at..at + READ, &ReadRequest::WAIT).map(|bytes| bytes.len()).ok();
     let npy = || Content::new([Segment::Literal(vec![b' '; 128].into()), data()]);
     let mut group = criterion.benchmark_group("read 128 KiB");

@@ -4,7 +4,6 @@
 //! weightfs mounts the same file until `stat` answers, opens it without mounting, and lists its tensors; weightfs
 //! mounts a small and a very large file. Prints medians of [`RUNS`] rounds with minimum and maximum, and ratios.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark fails by panicking")]
-#![allow(missing_docs, reason = "a benchmark has no API to document")]
 
 use std::fs::File;
 use std::io::Write;

@@ -2,7 +2,7 @@
 //!
 //! One thread, in bytes of output. A read is 1 MiB of output, the size of the kernel's largest request; memcpy copies
 //! 1 MiB from 64 MiB of memory. Both are measured in turn, and the medians are compared.
-#![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark has no API to document")]
+#![allow(clippy::unwrap_used, reason = "a benchmark has no API to document")]
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -11,7 +11,7 @@ use weightfs::codec::quantized::{
     CodeNumber, CodePacking, DecodedOutput, DequantizeFormula, GatheredParts, GlobalScale, LayoutDecoder, Parts,
     QuantizedLayout, QuantizedPart, ScaleGrid, ScaleType, ZeroPoints,
 };
-use weightfs::content::{Content, ReadRequest, Segment};
+use weightfs::content::{Content, ReadRequest};
 use weightfs::format::ParseMode;
 use weightfs::model::open_model;
 use weightfs::model::quantization::{QuantizationConfig, SiteTensor, StoredTensors, recognise_weights};
@@ -191,7 +191,7 @@ fn main() {
                         bytes.copy_from_slice(&parts[part as usize][offset as usize..offset as usize + bytes.len()]);
                         Ok::<_, ()>(())
                     };
-                    gathered = GatheredParts::new(&decoder, held.clone(), read).unwrap();
+                    gathered = GatheredParts::new(held.clone(), decoder.needs(&held), read).unwrap();
                 }));
                 decodes.push(time(|| {
                     let output = match kind {
@@ -267,8 +267,8 @@ fn content(source: &[u8]) {
         std::fs::write(&path, file).unwrap();
         let model = open_model(&path.as_path().into(), ParseMode::Strict).unwrap();
         for (kind, rounded) in [("f32", false), ("bf16", true)] {
-            let values = model.dequantized(&model.quantized().weights()[0], rounded).unwrap();
-            let content = Content::new([Segment::Generated(values)]);
+            let values = model.dequantized(&model.quantized.weights()[0], rounded).unwrap();
+            let content = Content::from(values);
             let mut target = vec![0; READ];
             let (mut copies, mut reads) = (Vec::new(), Vec::new());
             for round in 0..2 * ROUNDS {
@@ -289,6 +289,36 @@ fn content(source: &[u8]) {
     }
 }
 
+/// Matrices, grids of scales, and vectors.
+struct ExpertTensors<'n> {
+    names: &'n [String],
+    find: HashMap<&'n str, usize>,
+    dtype: &'static str,
+}
+
+impl StoredTensors for ExpertTensors<'_> {
+    fn count(&self) -> usize {
+        self.names.len()
+    }
+
+    fn tensor(&self, index: usize) -> SiteTensor<'_> {
+        let (dtype, shape, bytes): (_, &[u64], _) = match index % 3 {
+            0 => (self.dtype, &[2048, 7168], 2048 * 7168),
+            1 => ("F32", &[16, 56], 16 * 56 * 4),
+            _ => ("BF16", &[7168], 7168 * 2),
+        };
+        SiteTensor { index, name: &self.names[index], dtype, shape, bytes }
+    }
+
+    fn find(&self, name: &str) -> Option<usize> {
+        self.find.get(name).copied()
+    }
+
+    fn contents(&self, _: usize) -> Option<&[u8]> {
+        None
+    }
+}
+
 /// Looks for the weights of models of a million tensors, a third of which are quantized in one of the models.
 fn recognition() {
     for (kind, dtype) in [("quantized", "F8_E4M3"), ("plain", "BF16")] {
@@ -300,19 +330,7 @@ fn recognition() {
             _ => names.into_iter().map(|name| name.replace("weight_scale_inv", "bias")).collect(),
         };
         let find: HashMap<&str, usize> = names.iter().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
-        let tensors = StoredTensors {
-            len: names.len(),
-            tensor: &|at| {
-                let (dtype, shape, bytes): (_, &[u64], _) = match at % 3 {
-                    0 => (dtype, &[2048, 7168], 2048 * 7168),
-                    1 => ("F32", &[16, 56], 16 * 56 * 4),
-                    _ => ("BF16", &[7168], 7168 * 2),
-                };
-                SiteTensor { name: &names[at], dtype, shape, bytes }
-            },
-            find: &|name| find.get(name).copied(),
-            contents: &|_| None,
-        };
+        let tensors = ExpertTensors { names: &names, find, dtype };
         let config = QuantizationConfig::default();
         let mut found = 0;
         let times =

@@ -3,7 +3,6 @@
 //! One thread, in bytes of input per second. The input is 64 MiB of memory, larger than the CPU caches, as real data
 //! is, and is added 1 MiB at a time. Floats have a normal distribution, as most weights do. `random` is random bytes,
 //! the worst case for tables of counts. `zeros` is a single value, repeated.
-#![allow(missing_docs, reason = "a benchmark has no API to document")]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};

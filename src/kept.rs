@@ -26,7 +26,6 @@ impl<K: Hash + Eq, V: Clone> KeptValues<K, V> {
         Self { state: Mutex::new(KeptState { cache: LruCache::unbounded(), bytes: 0 }), capacity, size }
     }
 
-    /// The value for a key.
     pub fn find(&self, key: &K) -> Option<V> {
         self.lock().cache.get(key).cloned()
     }
@@ -36,7 +35,6 @@ impl<K: Hash + Eq, V: Clone> KeptValues<K, V> {
         self.lock().cache.contains(key)
     }
 
-    /// Adds a value, or replaces the value for a key.
     pub fn keep(&self, key: K, value: V) {
         self.put(&mut self.lock(), key, value);
     }

@@ -3,8 +3,9 @@
 //! # How a read is served
 //! 1. `fuse::adapter` receives the request from /dev/fuse and makes a `ReadOperation` of it, which
 //!    `fs::serve_request` runs on the same thread.
-//! 2. [`fs::Superblock::open`] decodes the inode number and returns the [`content::Content`] of the file. The operation
-//!    keeps it, so that this happens once.
+//! 2. [`fs::MountedTree`] finds the tree that the inode number belongs to: a tree can be replaced while it is mounted.
+//!    [`fs::Superblock::open`] decodes the number and returns the [`content::Content`] of the file, which borrows
+//!    nothing from the tree. The operation keeps it, so that this happens once.
 //! 3. [`content::Content::read`] finds the segment that holds the range. If the bytes may have to come from a device or
 //!    have to be computed, it returns without them. The operation is then parked with the scheduler, and a worker calls
 //!    `Content::read` a second time, which may now wait.
@@ -26,7 +27,7 @@
 //! - [`schedule`] continues operations that have to wait for a device or a computation.
 //! - Commands that do not mount use [`inspect`], [`compare`] and [`write`](mod@write).
 //! - [`remote`] makes sources of files on servers: local files that are filled when they are read.
-//! - Everything may use [`text`], [`name`], [`natural`], [`kept`], [`threads`] and [`units`].
+//! - Everything may use [`text`], [`name`], [`natural`], [`kept`], [`rules`], [`threads`] and [`units`].
 //!
 //! `tests/layers.rs` checks that the code keeps to these layers.
 
@@ -44,6 +45,7 @@ pub mod natural;
 pub mod plot;
 #[cfg(feature = "remote")]
 pub mod remote;
+pub mod rules;
 pub mod schedule;
 #[cfg(feature = "serve")]
 pub mod serve;

@@ -18,7 +18,6 @@ pub const MAX: usize = 240;
 /// Length of the end of a cut name: `%~` and 16 digits.
 const TAIL: usize = 18;
 
-/// Encodes `name` as a file name.
 pub fn encode_name(name: &str) -> Cow<'_, str> {
     match name {
         "" => return Cow::Borrowed("%"),
@@ -43,7 +42,7 @@ pub fn harmless(name: &OsStr) -> Cow<'_, OsStr> {
 
 fn escape(name: &[u8], is_escaped_too: fn(char) -> bool) -> String {
     let mut encoded = String::with_capacity(name.len().min(MAX) + 12);
-    // Where to cut the encoding if it becomes too long.
+    // The place to cut the encoding if it becomes too long.
     let mut cut = 0;
     let units = name
         .utf8_chunks()
@@ -61,7 +60,7 @@ fn escape(name: &[u8], is_escaped_too: fn(char) -> bool) -> String {
         }
         if encoded.len() > MAX {
             encoded.truncate(cut);
-            push_tail(&mut encoded, name);
+            encoded.push_str(&format!("%~{}", HexDigits(&Sha256::digest(name)[..8])));
             break;
         }
     }
@@ -112,12 +111,8 @@ fn is_escaped(byte: u8) -> bool {
 }
 
 fn push_escape(encoded: &mut String, byte: u8) {
-    const DIGITS: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F'];
-    encoded.extend(['%', DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
-}
-
-fn push_tail(encoded: &mut String, name: &[u8]) {
-    encoded.push_str(&format!("%~{}", HexDigits(&Sha256::digest(name)[..8])));
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    encoded.extend(['%', DIGITS[usize::from(byte >> 4)].into(), DIGITS[usize::from(byte & 15)].into()]);
 }
 
 #[cfg(test)]

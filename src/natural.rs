@@ -1,10 +1,8 @@
-//! Natural order of names: `layers.2` comes before `layers.10`.
-//!
-//! Names are compared by their dotted components. Runs of digits in a component are compared as numbers.
+//! Natural order of names: `layers.2` comes before `layers.10`. Names are compared by their dotted components, and runs
+//! of digits in a component as numbers.
 
 use std::cmp::Ordering;
 
-/// Compares whole names.
 pub fn compare_paths(a: &str, b: &str) -> Ordering {
     let (a, b) = (a.as_bytes(), b.as_bytes());
     // Names in a list mostly share a prefix. It is skipped, except for digits at its end: the number may continue.
@@ -24,8 +22,7 @@ pub fn compare_components(a: &str, b: &str) -> Ordering {
 }
 
 fn natural_cmp(a: &[u8], b: &[u8], depth: usize) -> Ordering {
-    let components = |name| <[u8]>::split(name, |byte| *byte == b'.').take(depth);
-    let (mut a, mut b) = (components(a), components(b));
+    let [mut a, mut b] = [a, b].map(|name| name.split(|byte| *byte == b'.').take(depth));
     loop {
         match (a.next(), b.next()) {
             (Some(a), Some(b)) => match compare_bytes(a, b) {

@@ -1,6 +1,5 @@
-//! Display of untrusted text: quoted, on one line, and without terminal control characters.
-//!
-//! Tensor names, metadata and file names are untrusted, and reach terminals, logs and JSON.
+//! Display of untrusted text: quoted, on one line, and without terminal control characters. Tensor names, metadata and
+//! file names are untrusted, and reach terminals, logs and JSON.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -24,7 +23,6 @@ fn is_hidden(char: char) -> bool {
         | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// Whether [`printable`] escapes `char`.
 fn is_escaped(char: char) -> bool {
     is_terminal_control(char) || is_hidden(char)
 }
@@ -71,13 +69,8 @@ pub fn shorten(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
         return Cow::Borrowed(text);
     }
-    let boundary = |mut at: usize| {
-        while !text.is_char_boundary(at) {
-            at -= 1;
-        }
-        at
-    };
-    let (head, tail) = (boundary(most / 2), boundary(text.len() - most / 2));
+    let [head, tail] = [most / 2, text.len() - most / 2]
+        .map(|most| (0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0));
     Cow::Owned(format!("{}[... {} bytes ...]{}", &text[..head], tail - head, &text[tail..]))
 }
 
@@ -86,15 +79,17 @@ const QUOTED_MAX: usize = 120;
 
 /// A name for display: in quotes, [`printable`], and of limited length.
 pub fn quote(name: &str) -> String {
-    let mut room = QUOTED_MAX;
-    let too_long = |(_, char): &(usize, char)| {
-        let left = room.checked_sub(char.escape_debug().count());
-        room = left.unwrap_or(0);
-        left.is_none()
-    };
-    let quoted = match name.char_indices().find(too_long) {
-        Some((end, _)) => format!("{:?}... ({} bytes)", &name[..end], name.len()),
-        None => format!("{name:?}"),
+    let (mut end, mut shown) = (0, 0);
+    for char in name.chars() {
+        shown += char.escape_debug().count();
+        if shown > QUOTED_MAX {
+            break;
+        }
+        end += char.len_utf8();
+    }
+    let quoted = match name.len() - end {
+        0 => format!("{name:?}"),
+        _ => format!("{:?}... ({} bytes)", &name[..end], name.len()),
     };
     // Rust does not escape every invisible character, such as U+FFA0.
     printable(&quoted).into_owned()
@@ -103,11 +98,14 @@ pub fn quote(name: &str) -> String {
 /// `path` as a word of a shell command: quoted if necessary, and with `./` before a leading dash, which would begin an
 /// option. Control characters and bytes that are not UTF-8 are written in the `$'...'` quotes of bash and zsh.
 pub fn shell_word(path: &Path) -> String {
-    let is_plain = |char: char| char.is_alphanumeric() || "/._-+,:@%".contains(char);
     let bytes = path.as_os_str().as_bytes();
     let here = if bytes.starts_with(b"-") { "./" } else { "" };
     match str::from_utf8(bytes) {
-        Ok(text) if !text.is_empty() && text.chars().all(is_plain) => format!("{here}{text}"),
+        Ok(text)
+            if !text.is_empty() && text.chars().all(|char| char.is_alphanumeric() || "/._-+,:@%".contains(char)) =>
+        {
+            format!("{here}{text}")
+        }
         Ok(text) if printable(text) == text => format!("'{here}{}'", text.replace('\'', r"'\''")),
         _ => {
             let mut word = format!("$'{here}");

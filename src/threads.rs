@@ -18,10 +18,8 @@ pub fn cores() -> usize {
 
 /// Decides how many helper threads parallel loops start beside the calling thread.
 pub trait HelperThreads: Send + Sync {
-    /// Whether one more helper may start.
+    /// Whether one more helper may start. Call `release` when it has ended.
     fn acquire(&self) -> bool;
-
-    /// A helper has ended.
     fn release(&self);
 }
 
@@ -31,11 +29,7 @@ struct FreeHelpers(AtomicUsize);
 
 impl HelperThreads for FreeHelpers {
     fn acquire(&self) -> bool {
-        let is_free = self.0.fetch_add(1, Relaxed) < cores();
-        if !is_free {
-            self.release();
-        }
-        is_free
+        self.0.fetch_update(Relaxed, Relaxed, |started| (started < cores()).then_some(started + 1)).is_ok()
     }
 
     fn release(&self) {
@@ -94,25 +88,19 @@ fn run_helpers<J: Send, R: Send, P>(
 ) -> (P, Vec<R>) {
     let (sender, jobs) = channel::<(usize, J)>();
     let (jobs, done) = (Mutex::new(jobs), Mutex::new(Vec::new()));
-    let take = || {
-        while let Some((number, job)) = next(&jobs) {
-            let result = work(job);
-            done.lock().unwrap_or_else(PoisonError::into_inner).push((number, result));
-        }
-    };
     let counted = COUNTED.with_borrow(Clone::clone);
     let counted: &dyn HelperThreads = counted.as_deref().unwrap_or(&FREE);
-    let help = || {
-        take();
-        counted.release();
-    };
     let produced = std::thread::scope(|scope| {
         for _ in 0..helpers.min(cores() - 1) {
             // The calling thread works too, so the loop finishes even if no thread can be started.
             if !counted.acquire() {
                 break;
             }
-            if std::thread::Builder::new().name("parallel".into()).spawn_scoped(scope, help).is_err() {
+            let helper = std::thread::Builder::new().name("parallel".into()).spawn_scoped(scope, || {
+                run_jobs(&jobs, &work, &done);
+                counted.release();
+            });
+            if helper.is_err() {
                 counted.release();
                 break;
             }
@@ -124,7 +112,7 @@ fn run_helpers<J: Send, R: Send, P>(
             sent += 1;
         });
         drop(sender);
-        take();
+        run_jobs(&jobs, &work, &done);
         produced
     });
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -132,9 +120,14 @@ fn run_helpers<J: Send, R: Send, P>(
     (produced, done.into_iter().map(|(_, result)| result).collect())
 }
 
-/// The next job, or `None` if the sender was dropped. The lock is held only while waiting, not while the job runs.
-fn next<J>(jobs: &Mutex<Receiver<J>>) -> Option<J> {
-    jobs.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+/// Runs jobs until the sender was dropped. The lock is held only while this thread waits for a job.
+fn run_jobs<J, R>(jobs: &Mutex<Receiver<(usize, J)>>, work: &impl Fn(J) -> R, done: &Mutex<Vec<(usize, R)>>) {
+    loop {
+        let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok((number, job)) = next else { return };
+        let result = work(job);
+        done.lock().unwrap_or_else(PoisonError::into_inner).push((number, result));
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ pub fn format_count(number: u64) -> String {
     scaled_size(number, ["", "K", "M", "B", "T", "Q", " quintillion"])
 }
 
-/// A number with three digits and a unit.
 fn scaled_size(number: u64, units: [&str; 7]) -> String {
     if number < 1000 {
         return format!("{number}{}", units[0]);

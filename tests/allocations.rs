@@ -69,8 +69,8 @@ fn raw_read_does_not_allocate() {
 #[test]
 fn packets_cost_no_memory_for_lengths_that_they_only_claim() {
     use weightfs::remote::protocol::{PACKET_MAX, WireReply, decode_message, encode_message};
-    let mut whole = encode_message(&WireReply::Entries { tree: 1, entries: vec![("a".into(), 1); 1000] }).unwrap();
-    // The kind, the tree, and the number of entries in two bytes.
+    let mut whole = encode_message(&WireReply::Entries { id: 1, entries: vec![("a".into(), 1); 1000] }).unwrap();
+    // The kind, the request, and the number of entries in two bytes.
     let entries = whole.split_off(2).split_off(2);
     let claims = |len: u64| {
         let mut packet = whole.clone();

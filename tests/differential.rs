@@ -8,8 +8,8 @@ use arbitrary::Unstructured;
 use headers::official::{compare, file, parse};
 use proptest::prelude::*;
 use proptest::test_runner::{TestError, TestRunner};
-use weightfs::format::safetensors::{self, SafetensorsError, SafetensorsFault};
-use weightfs::format::{Dtype, HeaderInput, MissingRange, ParseMode};
+use weightfs::format::safetensors;
+use weightfs::format::{Dtype, Error, HeaderInput, MissingRange, ParseMode};
 
 /// A header, and the number of bytes of data after it.
 type Case = (Vec<u8>, usize);
@@ -115,9 +115,9 @@ fn repeated_name_is_an_error_with_the_name() {
     let header = r#"{"a.b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a\u002eb":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
     let file = file(header.as_bytes(), 1);
     let error = parse(&file, ParseMode::Strict).unwrap_err();
-    assert_eq!(error, SafetensorsError::Tensor { name: "a.b".into(), fault: SafetensorsFault::Duplicate });
+    assert_eq!(error, Error::Tensor { name: "a.b".into(), fault: "the name occurs twice in the header".into() });
     let lenient = parse(&file, ParseMode::Lenient).unwrap();
-    assert_eq!((lenient.len(), lenient.skipped().total()), (1, 1));
+    assert_eq!((lenient.len(), lenient.skipped.total()), (1, 1));
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn unknown_dtype_keeps_its_bytes_and_name() {
     let header = parse(&file, ParseMode::Strict).unwrap();
     assert_eq!(header.tensor(0).dtype, Dtype::Unknown("X4"));
     assert_eq!(header.tensor(0).nbytes(), 5);
-    assert_eq!(header.unknown_dtypes(), ["X4"]);
+    assert_eq!(header.unknown_dtypes, ["X4"]);
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn sizes_of_dtypes_without_values_are_checked_by_their_bits() {
     for (dtype, shape, nbytes) in [("I4", "[3,4]", 6), ("U4", "[2]", 1), ("I2", "[2,2,2]", 2), ("I2", "[0,3]", 0)] {
         let header = parse(dtype, shape, nbytes).unwrap();
         assert_eq!((header.tensor(0).dtype.name(), header.tensor(0).nbytes()), (dtype, nbytes as u64));
-        assert!(header.unknown_dtypes().is_empty());
+        assert!(header.unknown_dtypes.is_empty());
         assert_eq!(header.size_only_dtypes().map(|dtype| dtype.name()).collect::<Vec<_>>(), [dtype]);
         let error = parse(dtype, shape, nbytes + 1).unwrap_err();
         assert!(error.contains(&format!("takes {nbytes} bytes, but its data_offsets span {}", nbytes + 1)), "{error}");
@@ -159,10 +159,10 @@ fn parser_requests_only_the_header() {
         safetensors::parse_safetensors(&HeaderInput::with_prefix(len, file[..end].to_vec()), ParseMode::Strict)
     };
     for end in 0..8 {
-        assert_eq!(parse(end).unwrap_err(), SafetensorsError::Missing(MissingRange(0..8)));
+        assert_eq!(parse(end).unwrap_err(), Error::Missing(MissingRange(0..8)));
     }
     for end in 8..file.len() - 1 {
-        assert_eq!(parse(end).unwrap_err(), SafetensorsError::Missing(MissingRange(8..len - 1)));
+        assert_eq!(parse(end).unwrap_err(), Error::Missing(MissingRange(8..len - 1)));
     }
     // The data itself is not needed.
     assert!(parse(file.len() - 1).is_ok());

@@ -16,8 +16,8 @@ fn verdict(file: &[u8]) -> String {
             Ok(header) => {
                 let names: Vec<_> = header.tensors().map(|tensor| tensor.name).collect();
                 writeln!(text, "{label}: ok, tensors {names:?}").unwrap();
-                for skipped in header.skipped().listed() {
-                    writeln!(text, "  left out {:?}: {}", skipped.name, skipped.reason).unwrap();
+                for skipped in header.skipped.listed() {
+                    writeln!(text, "  skipped {:?}: {}", skipped.name, skipped.reason).unwrap();
                 }
             }
         }

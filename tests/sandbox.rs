@@ -26,9 +26,13 @@ use std::time::{Duration, Instant, SystemTime};
 mod sandbox;
 
 use sandbox::Sandbox;
+use sandbox::files::{SandboxTask, system_reads};
 
 /// The environment variable that tells [`inside`] and [`inside_fetching`] the directory of their attempts.
 const DIR: &str = "WEIGHTFS_TEST_SANDBOX";
+
+/// The environment variable that tells [`inside_any`] its kind of process.
+const KIND: &str = "WEIGHTFS_TEST_KIND";
 
 /// The environment variable that tells [`inside_fetching`] a port of this machine.
 const PORT: &str = "WEIGHTFS_TEST_PORT";
@@ -39,13 +43,13 @@ type Attempts = BTreeMap<&'static str, Result<(), Errno>>;
 #[test]
 #[ignore = "run by another test in a separate process"]
 fn inside() {
-    inside_serving(|reads| Sandbox::new(reads, Some(Path::new("/dev/zero"))));
+    inside_serving(|reads| Sandbox::new(SandboxTask::Mount, reads, Some(Path::new("/dev/zero"))));
 }
 
 #[test]
 #[ignore = "run by another test in a separate process"]
 fn inside_listening() {
-    inside_serving(Sandbox::for_listening);
+    inside_serving(|reads| Sandbox::new(SandboxTask::Http, reads, None));
 }
 
 fn inside_serving(sandbox: impl FnOnce(&[PathBuf]) -> Sandbox) {
@@ -61,7 +65,7 @@ fn inside_serving(sandbox: impl FnOnce(&[PathBuf]) -> Sandbox) {
     let there = std::thread::scope(|scope| scope.spawn(|| attempts(&dir, &open)).join().unwrap());
     assert_eq!(here, there);
     // A thread logs refused calls.
-    wait_for_log(&mut log, enforced.missing().len() < 2, libc::SYS_vhangup);
+    wait_for_log(&mut log, enforced.missing.len() < 2, libc::SYS_vhangup);
     // The log was opened before the sandbox was entered.
     (&open.log).write_all(report(&enforced, here).as_bytes()).unwrap();
 }
@@ -69,7 +73,7 @@ fn inside_serving(sandbox: impl FnOnce(&[PathBuf]) -> Sandbox) {
 /// What a process in the sandbox tells the test that started it.
 fn report(enforced: &sandbox::EnforcedLimits, attempts: Attempts) -> String {
     let mut report = format!("in force: {enforced}\n");
-    for missing in enforced.missing() {
+    for missing in &enforced.missing {
         report += &format!("missing: {missing}\n");
     }
     for (name, result) in attempts {
@@ -94,17 +98,17 @@ fn wait_for_log(log: &mut File, is_refused: bool, call: c_long) {
 fn inside_fetching() {
     let dir = PathBuf::from(std::env::var_os(DIR).unwrap());
     let port = std::env::var(PORT).unwrap().parse().unwrap();
-    let mut reads = sandbox::system::system_reads();
+    let mut reads = system_reads();
     reads.extend(["token", "certs", "absent"].map(|name| dir.join(name)));
     let out = File::options().append(true).open(dir.join("log")).unwrap();
     let mut log = File::open(dir.join("log")).unwrap();
     log::set_boxed_logger(Box::new(ToLog(out.try_clone().unwrap()))).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
-    let enforced = Sandbox::for_fetching(&dir.join("cache"), &reads).enter();
+    let enforced = Sandbox::new(SandboxTask::Fetch, &reads, Some(&dir.join("cache"))).enter();
     let here = attempts_fetching(&dir, port);
     let there = std::thread::scope(|scope| scope.spawn(|| attempts_fetching(&dir, port)).join().unwrap());
     assert_eq!(here, there);
-    wait_for_log(&mut log, enforced.missing().len() < 2, libc::SYS_vhangup);
+    wait_for_log(&mut log, enforced.missing.len() < 2, libc::SYS_vhangup);
     (&out).write_all(report(&enforced, here).as_bytes()).unwrap();
 }
 
@@ -149,7 +153,7 @@ impl Open {
 fn call(number: c_long, arguments: [c_long; 6]) -> io::Result<()> {
     let [a, b, c, d, e, f] = arguments;
     // SAFETY: the calls below only test whether they are refused. They fail or have no effect on the memory of this
-    // process: none passes a valid pointer.
+    // process: pointers are invalid, or to what the kernel only reads.
     #[allow(unsafe_code)]
     let returned = unsafe { libc::syscall(number, a, b, c, d, e, f) };
     Errno::result(returned).map(drop).map_err(io::Error::from)
@@ -289,9 +293,15 @@ fn attempts(dir: &Path, open: &Open) -> Attempts {
 /// Runs one of the ignored tests in another process, and returns its report; `None` if the kernel lacks a part of the
 /// sandbox.
 fn run_inside(test: &str, dir: &Path, port: u16) -> Option<String> {
+    run_inside_kind(test, dir, port, "")
+}
+
+/// As [`run_inside`], for a kind of process.
+fn run_inside_kind(test: &str, dir: &Path, port: u16, kind: &str) -> Option<String> {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--ignored", "--nocapture"])
         .env(DIR, dir)
+        .env(KIND, kind)
         .env(PORT, port.to_string())
         .output()
         .unwrap();
@@ -385,6 +395,13 @@ fn attempts_fetching(dir: &Path, port: u16) -> Attempts {
     attempt("make a pipe with a name", nix::unistd::mkfifo(&path("cache/new"), Mode::S_IRWXU).map_err(io::Error::from));
     attempt("change an owner", std::os::unix::fs::chown(path("outside"), Some(1), None));
     attempt("change permissions", fs::set_permissions(path("outside"), Permissions::from_mode(0o777)));
+    let token = File::open(path("token")).unwrap();
+    attempt("change permissions of an open file", token.set_permissions(Permissions::from_mode(0o666)));
+    let times = [libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW }; 2];
+    let (outside, now) = (CString::new(path("outside").as_os_str().as_bytes()).unwrap(), times.as_ptr() as c_long);
+    attempt("change times", call(libc::SYS_utimensat, [-100, outside.as_ptr() as c_long, now, 0, 0, 0]));
+    let old = File::options().write(true).open(path("cache/old")).unwrap();
+    attempt("may change the times of a file of the cache", old.set_modified(SystemTime::now()));
 
     attempt("listen on TCP", TcpListener::bind("127.0.0.1:0").map(drop));
     attempt("connect to a local socket", UnixStream::connect(path("socket")).map(drop));
@@ -534,4 +551,92 @@ fn check_serving(test: &str, more: &[&str]) {
     }
     assert_eq!(fs::read(path("source")).unwrap(), b"bytes");
     assert!(!path("new").exists() && !path("folder/new").exists());
+}
+
+/// The numbers of the system calls that the documentation names, on x86-64.
+#[cfg(target_arch = "x86_64")]
+fn call_number(name: &str) -> c_long {
+    macro_rules! numbers {
+        ($($number:ident)*) => { [$((stringify!($number), libc::$number)),*] };
+    }
+    let known = numbers!(
+        SYS_accept SYS_accept4 SYS_access SYS_bind SYS_brk SYS_chdir SYS_clock_getres SYS_clock_gettime SYS_clock_nanosleep SYS_clone SYS_close SYS_close_range SYS_connect SYS_dup SYS_dup2 SYS_dup3 SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_pwait SYS_epoll_pwait2 SYS_epoll_wait SYS_eventfd2 SYS_exit SYS_exit_group SYS_faccessat SYS_faccessat2 SYS_fadvise64 SYS_fallocate SYS_fcntl SYS_fdatasync SYS_fgetxattr SYS_fstat SYS_fstatfs SYS_fsync SYS_ftruncate SYS_futex SYS_futex_waitv SYS_getcpu SYS_getcwd SYS_getdents64 SYS_getegid SYS_geteuid SYS_getgid SYS_getpeername SYS_getpid SYS_getppid SYS_getpriority SYS_getrandom SYS_getsockname SYS_getsockopt SYS_gettid SYS_gettimeofday SYS_getuid SYS_ioctl SYS_lseek SYS_lstat SYS_madvise SYS_membarrier SYS_memfd_create SYS_mincore SYS_mkdir SYS_mkdirat SYS_mmap SYS_mprotect SYS_mremap SYS_munmap SYS_name_to_handle_at SYS_nanosleep SYS_newfstatat SYS_open SYS_openat SYS_openat2 SYS_pause SYS_pipe SYS_pipe2 SYS_poll SYS_ppoll SYS_prctl SYS_pread64 SYS_preadv SYS_preadv2 SYS_prlimit64 SYS_pwrite64 SYS_pwritev SYS_read SYS_readahead SYS_readlink SYS_readlinkat SYS_readv SYS_recvfrom SYS_recvmmsg SYS_recvmsg SYS_rename SYS_renameat SYS_renameat2 SYS_restart_syscall SYS_rmdir SYS_rseq SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn SYS_rt_sigtimedwait SYS_sched_getaffinity SYS_sched_yield SYS_sendmmsg SYS_sendmsg SYS_sendto SYS_set_robust_list SYS_set_tid_address SYS_setpriority SYS_setsid SYS_setsockopt SYS_shutdown SYS_sigaltstack SYS_socket SYS_socketpair SYS_stat SYS_statfs SYS_statx SYS_sysinfo SYS_tgkill SYS_time SYS_uname SYS_unlink SYS_unlinkat SYS_utimensat SYS_write SYS_writev
+    );
+    let newer = [("SYS_cachestat", 451), ("SYS_futex_wake", 454), ("SYS_futex_wait", 455), ("SYS_futex_requeue", 456)];
+    let found = known.iter().chain(&newer).find(|(known, _)| known.strip_prefix("SYS_") == Some(name));
+    found.unwrap_or_else(|| panic!("{name}: no number")).1
+}
+
+/// The numbers that are passed to the kernel: those of Linux 6.18, and some beyond.
+#[cfg(target_arch = "x86_64")]
+const NUMBERS: std::ops::Range<c_long> = 0..480;
+
+/// Calls that are not injected. The first end or suspend the caller whatever the arguments are; the next start
+/// processes, and are refused without a message; the last two are for probes of the kernel, which sends SIGILL, and
+/// pass all filters.
+#[cfg(target_arch = "x86_64")]
+const NOT_INJECTED: [c_long; 8] = [
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_pause,
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    335,
+    336,
+];
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+#[ignore = "run by another test in a separate process"]
+fn inside_any() {
+    let dir = PathBuf::from(std::env::var_os(DIR).unwrap());
+    let task = match &*std::env::var(KIND).unwrap() {
+        "mount" => SandboxTask::Mount,
+        "serve" => SandboxTask::Http,
+        _ => SandboxTask::Fetch,
+    };
+    let out = File::options().append(true).open(dir.join("log")).unwrap();
+    let mut log = File::open(dir.join("log")).unwrap();
+    log::set_boxed_logger(Box::new(ToLog(out.try_clone().unwrap()))).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    let enforced = Sandbox::new(task, &[], None).enter();
+    let is_refused = !enforced.missing.iter().any(|missing| missing.contains("seccomp"));
+    for number in NUMBERS.filter(|number| !NOT_INJECTED.contains(number) && *number != libc::SYS_vhangup) {
+        let _ = call(number, [-1; 6]);
+    }
+    // Messages are in the order of the calls.
+    let _ = call(libc::SYS_vhangup, [-1; 6]);
+    wait_for_log(&mut log, is_refused, libc::SYS_vhangup);
+    (&out).write_all(report(&enforced, Attempts::new()).as_bytes()).unwrap();
+    // Some calls have changed what the test harness needs.
+    std::process::exit(0);
+}
+
+/// Passes every system call to the kernel, from each kind of process, and compares what was refused with the tables of
+/// docs/reliability.md.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn system_calls_are_those_that_the_documentation_lists() {
+    let text = include_str!("../docs/reliability.md");
+    let listed = |kind: &str, column: usize| -> Vec<c_long> {
+        let rows = text
+            .lines()
+            .filter(|line| ["| all |".to_owned(), format!("| {kind} |")].iter().any(|row| line.starts_with(row)));
+        let names = rows.flat_map(|row| row.split('|').nth(column).unwrap().split_whitespace());
+        names.map(|name| call_number(name.trim_matches('`'))).collect()
+    };
+    for kind in ["mount", "serve", "fetch"] {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("log"), "").unwrap();
+        let Some(report) = run_inside_kind("inside_any", dir.path(), 0, kind) else { return };
+        let is_logged = |number: c_long| report.contains(&format!("refused system call {number} "));
+        let (free, restricted) = (listed(kind, 2), listed(kind, 3));
+        assert!(free.len() > 60 && restricted.len() > 8, "{free:?} {restricted:?}");
+        for number in NUMBERS.filter(|number| !NOT_INJECTED.contains(number)) {
+            // One that is allowed with some arguments may be allowed with these.
+            let expected = !free.contains(&number);
+            assert!(is_logged(number) == expected || restricted.contains(&number), "{kind}: system call {number}");
+        }
+    }
 }

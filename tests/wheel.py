@@ -4,6 +4,7 @@ import gc
 import json
 import logging
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -262,6 +263,29 @@ class WeightsTest(Case):
             shutil.copy("model.safetensors", f"many/{name}.safetensors")
         with self.assertRaisesRegex(weightfs.Error, "many: not one model"):
             weightfs.open("many")
+
+    def test_options_that_hide_what_is_read_are_refused(self) -> None:
+        for views, hidden in [("tensors", "index.json"), ("index", "npy")]:
+            with self.assertRaisesRegex(ValueError, f"the options hide {hidden}, which"):
+                weightfs.open("model.safetensors", options=[f"--views={views}"])
+
+    def test_pickled_weights_are_opened_again(self) -> None:
+        with weightfs.open("model.safetensors") as weights:
+            code = "import pickle, sys; print(pickle.load(sys.stdin.buffer)['layers.0.bias'].sum())"
+            said = subprocess.run(
+                [sys.executable, "-c", code], input=pickle.dumps(weights), capture_output=True, cwd="/", check=True
+            )
+            self.assertEqual(said.stdout, b"6.0\n")
+        with self.assertRaisesRegex(ValueError, "closed"):
+            pickle.dumps(weights)
+        with self.assertRaisesRegex(TypeError, "cannot be pickled"):
+            pickle.dumps(weightfs.Mount("model.safetensors"))
+
+    def test_errors_are_os_errors_and_the_version_is_that_of_the_program(self) -> None:
+        with self.assertRaises(OSError):
+            weightfs.open("absent")
+        said = subprocess.run([weightfs.program(), "--version"], capture_output=True, text=True, check=True)
+        self.assertEqual(said.stdout, f"weightfs {weightfs.__version__}\n")
 
 
 class ProgramTest(Case):

@@ -4,7 +4,6 @@
 //! round. Results are medians over rounds. `inputs.rs` makes the inputs, `systems.rs` mounts each system, `patterns.rs`
 //! has the workloads and the targets of weightfs, and `report.rs` prints the results. `remote/` does the same for
 //! remote sources.
-#![allow(missing_docs, reason = "a benchmark has no API to document")]
 
 mod inputs;
 mod patterns;

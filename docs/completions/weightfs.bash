@@ -43,6 +43,6 @@ _weightfs() {
     users) mapfile -t COMPREPLY < <(compgen -u -- "$piece") ;;
     groups) mapfile -t COMPREPLY < <(compgen -g -- "$piece") ;;
     esac
-    [[ ${COMPREPLY[0]} != *= ]] || compopt -o nospace
+    [[ ${COMPREPLY[0]} != *[=/] ]] || compopt -o nospace
 } &&
     complete -F _weightfs weightfs

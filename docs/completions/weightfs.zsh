@@ -12,7 +12,7 @@ for line in "${(@)lines[2,-1]}"; do
     word=${line%%$'\t'*}
     # _describe separates words from descriptions by colons.
     line=${word//:/\\:}:${line#*$'\t'}
-    if [[ $word == *= ]]; then equals+=("$line"); else plain+=("$line"); fi
+    if [[ $word == *[=/] ]]; then equals+=("$line"); else plain+=("$line"); fi
 done
 local found=1
 _describe -t words weightfs plain -- equals -S '' && found=0

@@ -2,11 +2,11 @@
 
 use super::headers::once_in;
 use arbitrary::{Result, Unstructured};
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::sync::Arc;
 use weightfs::content::{
-    BlockDecoder, Content, Data, DecodedData, Extent, Extents, GeneratedBytes, ReadRequest, SecondStep, Segment,
-    SegmentSeries, SourceRun, Sources,
+    BlockDecoder, Content, DecodedData, Error, Extents, GeneratedBytes, ReadRequest, SecondStep, Segment,
+    SegmentSeries, SourceRun, Sources, TakeSegment,
 };
 use weightfs::source::{MemorySource, Source};
 
@@ -22,7 +22,7 @@ enum Part {
     Decoded(Place, BlockDecoder),
 }
 
-/// A description of [`Data`].
+/// A description of the data of a tensor.
 enum Place {
     /// A source by index, and a range of it.
     Extent(usize, Range<u64>),
@@ -82,12 +82,10 @@ impl Place {
         Ok(Self::Extents(runs, whole))
     }
 
-    fn data(&self, sources: &Sources) -> Data {
+    fn data(&self, sources: &Sources) -> Segment {
         match self {
-            Self::Extent(source, range) => {
-                Data::Extent(Extent { source: sources[*source].clone(), range: range.clone() })
-            }
-            Self::Extents(runs, len) => Data::Extents(Extents::new(sources.clone(), runs.as_slice().into(), *len)),
+            Self::Extent(source, range) => Segment::extent(&sources[*source], range.clone()),
+            Self::Extents(runs, len) => Segment::Extents(Extents::new(sources.clone(), runs.as_slice().into(), *len)),
         }
     }
 
@@ -126,17 +124,11 @@ impl Part {
     fn segment(&self, sources: &Sources) -> Segment {
         match self {
             Self::Literal(bytes) => Segment::Literal(bytes.as_slice().into()),
-            Self::Data(place) => Segment::Data(place.data(sources)),
+            Self::Data(place) => place.data(sources),
             Self::Decoded(place, decoder) => {
-                Segment::Decoded(DecodedData { data: place.data(sources), decoder: *decoder })
+                Segment::Decoded(DecodedData { data: place.data(sources), decoder: *decoder }.into())
             }
-            Self::Generated(bytes) => {
-                let bytes = bytes.clone();
-                Segment::Generated(GeneratedBytes::new(bytes.len() as u64, move |range, _, out| {
-                    out.extend_from_slice(&bytes[range.start as usize..range.end as usize]);
-                    Ok(())
-                }))
-            }
+            Self::Generated(bytes) => Segment::Generated(Arc::new(GeneratedVec(bytes.clone()))),
         }
     }
 
@@ -158,19 +150,39 @@ impl Part {
     }
 }
 
-/// The same segments, each of which is created when it is read.
-fn series(segments: Vec<Segment>, len: u64) -> SegmentSeries {
-    let visit = move |offset: u64, take: &mut dyn FnMut(&Segment, u64) -> ControlFlow<()>| {
+/// Bytes that are generated from a vector.
+struct GeneratedVec(Vec<u8>);
+
+impl GeneratedBytes for GeneratedVec {
+    fn nbytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn fill(&self, buf: &mut [u8], offset: u64, _: &ReadRequest) -> std::result::Result<(), Error> {
+        buf.copy_from_slice(&self.0[offset as usize..][..buf.len()]);
+        Ok(())
+    }
+}
+
+/// Segments as a series.
+struct SegmentVec(Vec<Segment>);
+
+impl SegmentSeries for SegmentVec {
+    fn nbytes(&self) -> u64 {
+        self.0.iter().map(Segment::len).sum()
+    }
+
+    fn visit_segments(&self, part: &Range<u64>, take: &mut TakeSegment) -> std::result::Result<(), Error> {
         let mut begins = 0;
-        for segment in &segments {
-            let ends = begins + Content::new([segment.clone()]).len();
-            if ends > offset && take(segment, begins).is_break() {
-                return;
+        for segment in &self.0 {
+            let ends = begins + segment.len();
+            if begins < part.end && ends > part.start {
+                take(segment, begins)?;
             }
             begins = ends;
         }
-    };
-    SegmentSeries { len, visit: Arc::new(visit) }
+        Ok(())
+    }
 }
 
 fn read(bytes: &mut Unstructured) -> Result<()> {
@@ -190,7 +202,7 @@ fn read(bytes: &mut Unstructured) -> Result<()> {
     let pieces: Vec<Vec<u8>> = parts.iter().map(|part| part.bytes(&plain)).collect();
     let whole = pieces.concat();
     let segments: Vec<Segment> = parts.iter().map(|part| part.segment(&sources)).collect();
-    let series = Content::new([Segment::Series(series(segments.clone(), whole.len() as u64))]);
+    let series = Content::from(Segment::Series(Arc::new(SegmentVec(segments.clone()))));
     let contents = [Content::new(segments), series];
     for content in &contents {
         assert_eq!((content.len(), content.is_empty()), (whole.len() as u64, whole.is_empty()));

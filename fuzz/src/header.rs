@@ -48,7 +48,7 @@ fn parse(prefix: &[u8], len: u64, mode: ParseMode) -> std::result::Result<Header
     let parsed = format::parse_header(&HeaderInput::with_prefix(len, prefix.to_vec()), mode);
     match &parsed {
         Ok(header) => {
-            let data_start = header.data_start();
+            let data_start = header.data_start;
             let mut end = data_start;
             for (index, tensor) in header.tensors().enumerate() {
                 assert!(data_start <= tensor.range.start && tensor.range.start <= tensor.range.end);
@@ -57,7 +57,7 @@ fn parse(prefix: &[u8], len: u64, mode: ParseMode) -> std::result::Result<Header
                 assert!(mode == ParseMode::Lenient || tensor.range.start == end);
                 end = tensor.range.end;
             }
-            assert!(mode == ParseMode::Lenient || end == len && header.skipped().total() == 0);
+            assert!(mode == ParseMode::Lenient || end == len && header.skipped.total() == 0);
         }
         Err(error) => assert!(!error.to_string().contains(char::is_control), "{error:?}"),
     }

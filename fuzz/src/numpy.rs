@@ -24,14 +24,14 @@ pub fn run(bytes: &[u8]) -> bool {
     check(&strict, bytes.len() as u64);
     let (lenient, header) = (read(bytes, ParseMode::Lenient).unwrap(), read(bytes, ParseMode::Header).unwrap());
     assert!(strict.tensors().eq(lenient.tensors()) && strict.tensors().eq(header.tensors()));
-    [numpy::NPY, numpy::NPZ].contains(&strict.format())
+    [numpy::NPY, numpy::NPZ].contains(&strict.format)
 }
 
 /// Checks what holds in both modes.
 fn check(header: &Header, len: u64) {
     let mut names = HashSet::new();
     for tensor in header.tensors() {
-        assert!(header.data_start() <= tensor.range.start && tensor.range.start <= tensor.range.end);
+        assert!(header.data_start <= tensor.range.start && tensor.range.start <= tensor.range.end);
         assert!(tensor.range.end <= len && names.insert(tensor.name), "{tensor:?}");
         match tensor.dtype.block() {
             Some(block) => assert_eq!(tensor.nbytes(), tensor.elements() / block.elements * block.bytes, "{tensor:?}"),

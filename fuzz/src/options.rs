@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
 #[path = "../../src/cli/mod.rs"]
-#[allow(dead_code, missing_docs, reason = "it is a module of the binary")]
+#[allow(dead_code, reason = "it is a module of the binary")]
 pub mod cli;
 
 pub fn run(bytes: &[u8]) -> bool {
@@ -113,6 +113,8 @@ fn parse(bytes: &mut Unstructured) -> Result<bool> {
             _ => None,
         }
     };
+    // The helper is silent if it succeeds.
+    let long = [if helper { vec!["--quiet".to_owned()] } else { Vec::new() }, long].concat();
     let expected = read("weightfs", &long, false);
     let name = if helper { "mount.weightfs" } else { "weightfs" };
     assert_eq!(read(name, &short, helper), expected, "{short:?} and {long:?}");

@@ -1,16 +1,17 @@
 //! Target `protocol`: packets of the process that fetches remote files, and of the process that reads them, give a
 //! message or an error. A message that was decoded is decoded to the same one after it was encoded, and its paths,
-//! sizes and spans are safe to use.
+//! sizes and ranges are safe to use.
 
 use serde::{Serialize, de::DeserializeOwned};
-use weightfs::remote::protocol::{WireReply, WireRequest, WireSpan, decode_message, encode_message};
+use std::ops::Range;
+use weightfs::remote::protocol::{WireReply, WireRequest, decode_message, encode_message};
 
 pub fn run(bytes: &[u8]) -> bool {
     let (request, reply) = (message::<WireRequest>(bytes), message::<WireReply>(bytes));
     match &request {
         Some(WireRequest::Open { path, .. }) => check_path(path),
-        Some(WireRequest::Need { range, within, .. }) => [range, within].into_iter().for_each(check_span),
-        Some(WireRequest::Touched { within, .. }) => check_span(within),
+        Some(WireRequest::Need { range, within, .. }) => [range, within].into_iter().for_each(check_range),
+        Some(WireRequest::Touched { within, .. }) => check_range(within),
         _ => {}
     }
     match &reply {
@@ -24,7 +25,7 @@ pub fn run(bytes: &[u8]) -> bool {
                 check_size(*len);
             }
         }
-        Some(WireReply::Object { len, .. } | WireReply::Whole { len, .. }) => check_size(*len),
+        Some(WireReply::File { len, .. }) => check_size(*len),
         _ => {}
     }
     request.is_some() || reply.is_some()
@@ -49,6 +50,6 @@ fn check_size(len: u64) {
     assert!(i64::try_from(len).is_ok());
 }
 
-fn check_span(span: &WireSpan) {
-    assert!(span.start <= span.end);
+fn check_range(range: &Range<u64>) {
+    assert!(range.start <= range.end);
 }

@@ -27,7 +27,7 @@ pub fn run(bytes: &[u8]) -> bool {
     while let Err(MissingRange(range)) = lint_header(&strict, &input, &mut |lint| assert!(!lint.message.is_empty())) {
         input.add(range.start, bytes[range.start as usize..range.end as usize].to_vec());
     }
-    strict.format() == pytorch::NAME
+    strict.format == pytorch::NAME
 }
 
 /// An archive with this pickle and a storage of 64 bytes.

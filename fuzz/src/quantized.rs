@@ -5,7 +5,7 @@ use super::shards;
 use arbitrary::{Result, Unstructured};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use weightfs::content::{Content, ReadRequest, Segment};
+use weightfs::content::{Content, ReadRequest};
 use weightfs::format::ParseMode;
 use weightfs::model::quantization::SCHEMES;
 use weightfs::model::{self, OpenedModel};
@@ -117,7 +117,7 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
     let Ok(OpenedModel::Model(model)) = model::open_location(&path.as_path().into(), ParseMode::Strict) else {
         panic!("not opened")
     };
-    let quantized = model.quantized();
+    let quantized = &model.quantized;
     let mut names: BTreeSet<&str> = model.logical().iter().map(|id| model.name(id)).collect();
     for weight in quantized.weights() {
         if let Some(name) = &weight.name {
@@ -125,8 +125,8 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
             assert_eq!(quantized.find(name).map(|id| id.index()), Some(weight.values));
         }
         let values = model.dequantized(weight, false).unwrap();
-        assert_eq!(values.len, weight.class.elements() * 4);
-        let content = Content::new([Segment::Generated(values)]);
+        assert_eq!(values.len(), weight.class.elements() * 4);
+        let content = Content::from(values);
         let whole = content.read(0..content.len(), &ReadRequest::WAIT).unwrap().to_vec();
         for _ in 0..4 {
             let start = bytes.int_in_range(0..=content.len())?;

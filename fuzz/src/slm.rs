@@ -11,14 +11,14 @@ pub fn run(bytes: &[u8]) -> bool {
         }
         return false;
     };
-    if strict.format() != slm::NAME {
+    if strict.format != slm::NAME {
         return false;
     }
     check(&strict, bytes.len() as u64);
     let (lenient, header) = (read(bytes, ParseMode::Lenient).unwrap(), read(bytes, ParseMode::Header).unwrap());
-    assert!(strict.tensors().eq(lenient.tensors()) && lenient.skipped().total() == 0);
-    assert!(strict.tensors().eq(header.tensors()) && strict.metadata() == header.metadata());
-    let mut end = strict.data_start();
+    assert!(strict.tensors().eq(lenient.tensors()) && lenient.skipped.total() == 0);
+    assert!(strict.tensors().eq(header.tensors()) && strict.metadata == header.metadata);
+    let mut end = strict.data_start;
     for tensor in strict.tensors().filter(|tensor| tensor.nbytes() > 0) {
         assert!(tensor.range.start >= end, "{tensor:?}");
         end = tensor.range.end;
@@ -34,11 +34,11 @@ pub fn run(bytes: &[u8]) -> bool {
 fn check(header: &Header, len: u64) {
     let mut names = HashSet::new();
     for tensor in header.tensors() {
-        assert!(header.data_start() <= tensor.range.start || header.format() != slm::NAME, "{tensor:?}");
+        assert!(header.data_start <= tensor.range.start || header.format != slm::NAME, "{tensor:?}");
         assert!(tensor.range.start <= tensor.range.end && tensor.range.end <= len, "{tensor:?}");
         assert!(names.insert(tensor.name), "{tensor:?}");
     }
-    for (key, value) in header.metadata() {
+    for (key, value) in &header.metadata {
         let mut json = Vec::new();
         value.write_json(&mut json).unwrap();
         assert!(serde_json::from_slice::<serde_json::Value>(&json).is_ok(), "{key}: {value:?}");

@@ -25,11 +25,18 @@ package `fuse3`). `python -m weightfs` runs the program.
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
+
 from ._mount import Error, Mount, mount
 from ._program import program
 from ._weights import Weights, open
 
 __all__ = ["Error", "Mount", "Weights", "mount", "open", "program"]
+
+try:
+    __version__ = version("weightfs")
+except PackageNotFoundError:  # Imported from a directory without installing it.
+    __version__ = "unknown"
 
 # Messages and pickles name the public module.
 for _public in (Error, Mount, Weights, mount, open):

@@ -11,7 +11,7 @@ import tempfile
 import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import Optional, Sequence, Type, Union
+from typing import NoReturn, Optional, Sequence, Type, Union
 
 from ._program import program
 
@@ -20,7 +20,7 @@ Source = Union[str, "os.PathLike[str]"]
 _log = logging.getLogger("weightfs")
 
 
-class Error(Exception):
+class Error(OSError):
     """The program failed. The text is its message; `status` is its exit status."""
 
     def __init__(self, message: str, status: int) -> None:
@@ -79,6 +79,9 @@ class Mount:
         traceback: Optional[TracebackType],
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a mount cannot be pickled; pass its path, and close the mount when nobody uses it any more")
 
     def __repr__(self) -> str:
         return f"<weightfs.Mount {str(self.path)!r}{'' if self._end.alive else ', closed'}>"

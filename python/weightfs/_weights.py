@@ -26,9 +26,10 @@ class Weights(Mapping[str, "numpy.memmap[Any, Any]"]):
         except ImportError as error:
             raise ImportError("weightfs.open needs NumPy: pip install numpy") from error
         self._load = numpy.load
+        self._opened = (os.path.abspath(source) if os.path.exists(source) else source, list(options))
         self._mount = Mount(source, options=options)
         try:
-            self._files, self._others = _names(self._mount.path, source)
+            self._files, self._others = _names(self._mount.path, source, options)
         except BaseException:
             self._mount.close()
             raise
@@ -75,6 +76,12 @@ class Weights(Mapping[str, "numpy.memmap[Any, Any]"]):
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the source and the options. Another process that unpickles them opens the model again."""
+        if not self._mount._end.alive:
+            raise ValueError("the weights are closed")
+        return _reopen, self._opened
+
     def __repr__(self) -> str:
         closed = "" if self._mount._end.alive else ", closed"
         return f"<weightfs.Weights of {len(self)} tensors at {str(self.path)!r}{closed}>"
@@ -92,8 +99,8 @@ def open(source: Source, *, options: Sequence[str] = ()) -> Weights:
     The names are in the order of the data. Each array is a `numpy.memmap` of a file of the mount. It is read-only, and
     memory is used only for the pages that are read. Arrays have the dtype of the tensor if NumPy has it. BF16,
     floating-point types of 8 bits or less, the block types of GGUF and quantized weights become float32, and are
-    converted when they are read. Quantized weights are dequantized, under their logical names and shapes. The option `--stored` shows
-    their stored numbers.
+    converted when they are read. Quantized weights are dequantized, under their logical names and shapes. The option
+    `--stored` shows their stored numbers.
 
     An array stays readable as long as it exists, also after `close` and if the weights are deleted, so this works:
 
@@ -105,20 +112,30 @@ def open(source: Source, *, options: Sequence[str] = ()) -> Weights:
     source: a file, the index or the directory of one model, or a URL, as for the command `weightfs`.
     options: more options of `weightfs mount`, such as `["--lenient", "--stored"]`.
 
-    Raises `Error` with the message of the command if the model cannot be mounted, or if the source is a directory of
-    several models. `weights[name]` raises KeyError for an unknown name, and for a tensor whose dtype has no values that
-    NumPy can show, such as I4; the message says where its bytes are. A read of an array whose file fails, or has been
+    Weights can be pickled, for instance to pass them to another process: that process opens the model again.
+
+    Raises `Error`, which is an OSError, with the message of the command if the model cannot be mounted, or if the
+    source is a directory of several models; ValueError if the options hide the files that this reads.
+    `weights[name]` raises KeyError for an unknown name, and for a tensor whose dtype has no values that NumPy can
+    show, such as I4; the message says where its bytes are. A read of an array whose file fails, or has been
     changed, ends the process by SIGBUS, as for any memory map.
     """
     return Weights(source, options=options)
 
 
-def _names(mount: Path, source: Source) -> tuple[Dict[str, str], Dict[str, str]]:
+def _reopen(source: Source, options: Sequence[str]) -> Weights:
+    return Weights(source, options=options)
+
+
+def _names(mount: Path, source: Source, options: Sequence[str]) -> tuple[Dict[str, str], Dict[str, str]]:
     """The files in `npy/` by the names of their tensors, and messages about tensors that have none."""
     try:
         index = json.loads((mount / "index.json").read_bytes())
         present = set(os.listdir(mount / "npy"))
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if any("views" in option for option in options):
+            hidden = os.path.basename(error.filename)
+            raise ValueError(f"the options hide {hidden}, which weightfs.open reads") from None
         raise Error(f"{os.fspath(source)}: not one model; open one of the models in it", 1) from None
     files: Dict[str, str] = {}
     others: Dict[str, str] = {}

@@ -1,14 +1,223 @@
-//! The arguments and help text of the commands that do not mount.
+//! The commands, their arguments and their help text.
 
-use super::value::{parse_bytes, parse_number, parse_size};
-use super::{NumbersArgs, RemoteArgs, SourceArg, parse_views, pattern, source, views_help};
+use super::pattern::parse_pattern;
+use super::source::{
+    NumbersArgs, OpenArgs, RemoteArgs, ServingArgs, SourceArg, SourceArgs, SourcesArgs, ViewsArgs, source,
+};
+use super::value::{
+    parse_age, parse_align, parse_bytes, parse_group, parse_number, parse_size, parse_umask, parse_user,
+};
 use bytesize::ByteSize;
 use clap::builder::{NonEmptyStringValueParser, OsStringValueParser, TypedValueParser};
-use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use clap::{ArgGroup, Args, Subcommand, ValueEnum, ValueHint};
+use std::ffi::OsString;
 use std::net::IpAddr;
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use weightfs::view::ShownViews;
+use std::time::SystemTime;
+
+/// A command and its arguments.
+#[derive(Subcommand, Debug, PartialEq)]
+pub enum Command {
+    /// Mount a model (same as `weightfs SOURCE`)
+    Mount(MountArgs),
+    /// Unmount a model
+    Umount(UmountArgs),
+    /// List the mounts, what they have served and fetched, and the size of the cache
+    Status(StatusArgs),
+    /// Find out what prevents mounting, and how to fix it
+    Doctor(DoctorArgs),
+    /// Write a small model to try weightfs with
+    Demo(DemoArgs),
+    /// Serve the files of a mount and pages about them over HTTP, without mounting
+    Serve(ServeArgs),
+    /// List tensors
+    Ls(LsArgs),
+    /// Print the shape, the statistics and some values of a tensor
+    Show(ShowArgs),
+    /// Write files of a mount to standard output, without mounting
+    Cat(CatArgs),
+    /// Copy files of a mount to a directory, without mounting
+    Cp(CpArgs),
+    /// Describe models: format, size, dtypes, modules, shards and metadata
+    Inspect(InspectArgs),
+    /// Print the structural hash of a model
+    Id(IdArgs),
+    /// Print the structural hash and counts in one line
+    Summary(SummaryArgs),
+    /// Check models for errors
+    Check(CheckArgs),
+    /// Compare two models
+    Diff(DiffArgs),
+    /// Read or change the metadata of a file
+    Metadata(MetadataArgs),
+    /// Write a model to one or more files, in its own format or as safetensors
+    Export(ExportArgs),
+    /// List or remove what was fetched from remote sources
+    Cache(CacheArgs),
+    /// Write the manual page and shell completions below DIR
+    #[command(hide = true)]
+    WriteDocs {
+        /// Installation prefix; files are written to DIR/share
+        dir: PathBuf,
+    },
+    /// Print what may complete the last of WORDS; for the completions of shells
+    #[command(hide = true)]
+    CompleteWords {
+        /// The arguments up to the cursor
+        #[arg(last = true, value_name = "WORDS")]
+        words: Vec<OsString>,
+    },
+}
+
+/// Words that may be meant for a command.
+pub(super) const MISTAKEN: [(&str, &[&str]); 19] = [
+    ("umount", &["unmount", "eject", "detach"]),
+    ("status", &["mounts", "mounted"]),
+    ("doctor", &["diagnose", "troubleshoot"]),
+    ("demo", &["sample", "example"]),
+    ("serve", &["http", "web", "browse", "server"]),
+    ("ls", &["list", "tensors", "names"]),
+    ("cat", &["print", "dump"]),
+    ("cp", &["copy", "extract"]),
+    ("show", &["values", "peek", "view"]),
+    ("inspect", &["info", "describe", "stat"]),
+    ("id", &["hash", "fingerprint"]),
+    ("summary", &["summarize", "summarise"]),
+    ("check", &["verify", "validate", "lint", "test"]),
+    ("diff", &["compare", "cmp"]),
+    ("metadata", &["meta", "get", "set", "remove", "clear"]),
+    ("export", &["convert", "save", "merge"]),
+    ("cache", &["prune", "purge"]),
+    ("help", &["man", "usage"]),
+    ("--version", &["version"]),
+];
+
+impl Command {
+    /// The fault of arguments that clap does not check.
+    pub(super) fn mistake(&self) -> Option<&'static str> {
+        match self {
+            Self::Cp(args) if args.paths.len() < 2 => {
+                Some("cp needs SOURCE, at least one PATH, and DIR or FILE (see --help)")
+            }
+            Self::Cat(args) if args.paths.len() > 1 && (args.offset.is_some() || args.length.is_some()) => {
+                Some("--offset and --length are for a single PATH")
+            }
+            _ => None,
+        }
+    }
+
+    /// The exit code of a failure. For `check` and `diff`, 1 is a result.
+    pub(super) fn failure(&self) -> u8 {
+        if matches!(self, Self::Check(_) | Self::Diff(_)) { 2 } else { 1 }
+    }
+}
+
+#[derive(Args, Debug, PartialEq)]
+pub struct MountArgs {
+    #[command(flatten)]
+    pub input: SourceArgs,
+
+    /// Empty directory to mount on [default: ./NAME, named after SOURCE; created if missing, then removed at unmount];
+    /// or /dev/fd/N, an open /dev/fuse that the caller has mounted
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub mountpoint: Option<PathBuf>,
+
+    /// Run in the foreground; Ctrl-C unmounts
+    #[arg(short, long)]
+    pub foreground: bool,
+
+    /// Mount options as in fstab: long options without the dashes, or options of mount(8)
+    // `expand_options` replaces them before clap parses the command line. This field only provides the help text.
+    #[arg(short, value_name = "OPT[,OPT...]")]
+    options: Vec<String>,
+
+    #[command(flatten)]
+    pub views: ViewsArgs,
+
+    /// Allow other users to read what SOURCE lets them read; the directories above SOURCE do not count
+    #[arg(long, conflicts_with = "allow_root")]
+    pub allow_other: bool,
+
+    /// Allow root to access the mount
+    #[arg(long)]
+    pub allow_root: bool,
+
+    /// Owner of all files, as a name or number [default: owner of SOURCE]
+    #[arg(long, value_name = "USER", value_parser = parse_user, value_hint = ValueHint::Username)]
+    pub uid: Option<u32>,
+
+    /// Group of all files, as a name or number [default: group of SOURCE]
+    #[arg(long, value_name = "GROUP", value_parser = parse_group)]
+    pub gid: Option<u32>,
+
+    /// Permission bits to remove, in octal [default: 0]
+    #[arg(long, value_name = "MASK", value_parser = parse_umask)]
+    pub umask: Option<u16>,
+
+    /// Name of the source in /proc/mounts [default: absolute path of SOURCE]
+    #[arg(long, value_name = "NAME")]
+    pub fsname: Option<String>,
+
+    /// Maximum size of a read request of the kernel, in bytes [default: limit of the kernel, 1 MiB]
+    #[arg(long, value_name = "BYTES", value_parser = parse_number::<u32>(0..=u32::MAX.into()))]
+    pub max_read: Option<u32>,
+
+    /// Allow a MOUNTPOINT that is not empty; the mount hides its contents
+    #[arg(long)]
+    pub nonempty: bool,
+
+    /// Bypass the page cache of the mount; faster for data that is read once, in large blocks
+    #[arg(long)]
+    pub direct_io: bool,
+
+    /// Number of threads that serve requests, 1 to 256 [default: one per core, at least 2 and at most 8]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u16>(1..=256))]
+    pub threads: Option<u16>,
+
+    /// Unmount even if the daemon is killed, so that no dead mount is left behind
+    #[arg(long)]
+    pub auto_unmount: bool,
+
+    /// Unmount when the other end of the pipe or socket FD is closed, for instance because the process that holds it
+    /// has ended. Files that are open stay readable, unless MOUNTPOINT is /dev/fd/N: then the daemon ends at once
+    #[arg(long, value_name = "FD", value_parser = parse_number::<i32>(0..=i32::MAX as u64))]
+    pub while_open: Option<i32>,
+
+    /// Remove the directory MOUNTPOINT after unmounting, or if mounting on it fails
+    #[arg(long, requires = "mountpoint")]
+    pub rmdir: bool,
+
+    #[command(flatten)]
+    pub serving: ServingArgs,
+
+    /// Print nothing when the mount is ready
+    #[arg(short, long, overrides_with = "quiet")]
+    pub quiet: bool,
+
+    /// Make all checks, but do not mount (mount(8)'s -f)
+    #[arg(long, hide = true)]
+    pub fake: bool,
+
+    /// Keep a mount as it is (mount(8)'s `-o remount`); the value is the long options to compare with those of the
+    /// mount
+    #[arg(long, hide = true, value_name = "OPTIONS", requires = "mountpoint")]
+    pub remount: Option<String>,
+}
+
+#[derive(Args, Debug, PartialEq)]
+pub struct UmountArgs {
+    /// Mount points
+    #[arg(required_unless_present = "all", value_name = "MOUNTPOINT")]
+    pub mountpoints: Vec<PathBuf>,
+
+    /// Unmount every weightfs mount of this user; root unmounts those of all users
+    #[arg(short, long, conflicts_with = "mountpoints")]
+    pub all: bool,
+
+    /// Detach the mount now, even if files are in use; open files stay readable
+    #[arg(short, long)]
+    pub lazy: bool,
+}
 
 const LS_HELP: &str = "\
 Examples:
@@ -26,14 +235,11 @@ the middle and two lines of totals follow; a pipe or file gets full names and no
 
 Exit status: 0 success, 1 failure or a PATTERN that matches no tensor, 2 usage error.";
 
-/// The arguments of `ls`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = LS_HELP)]
 pub struct LsArgs {
-    /// A model file, the index of a sharded model (such as model.safetensors.index.json), a dataset manifest
-    /// (dataset_manifest.json), a directory with one or more models, or a URL as for `weightfs mount`
-    #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
-    pub source: SourceArg,
+    #[command(flatten)]
+    pub input: SourceArgs,
 
     /// More sources, and patterns: if there are any, only tensors whose full name matches one of these globs are
     /// listed: * matches any characters, ? one character, [a-z] one of a set
@@ -79,13 +285,6 @@ pub struct LsArgs {
     /// Print one JSON object per model: the tensors as in index.json of a mount, and totals
     #[arg(long)]
     pub json: bool,
-
-    /// List the valid tensors of a damaged file and report the rest, instead of failing
-    #[arg(long)]
-    pub lenient: bool,
-
-    #[command(flatten)]
-    pub remote: RemoteArgs,
 }
 
 /// An argument of `ls` after the first.
@@ -98,7 +297,6 @@ pub enum LsOperand {
 }
 
 impl LsOperand {
-    /// The argument as a path.
     pub fn path(&self) -> &Path {
         match self {
             Self::Source(SourceArg::Path(path)) => path,
@@ -111,13 +309,12 @@ impl LsOperand {
 fn operand() -> impl TypedValueParser<Value = LsOperand> {
     OsStringValueParser::new().try_map(|word| match word.to_str() {
         Some(pattern) if !pattern.contains("://") && Path::new(&word).symlink_metadata().is_err() => {
-            pattern::parse_pattern(pattern).map(LsOperand::Pattern)
+            parse_pattern(pattern).map(LsOperand::Pattern)
         }
         _ => SourceArg::parse(word).map(LsOperand::Source),
     })
 }
 
-/// The order of a list of tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TensorOrder {
     /// Natural order of names: numbers by value.
@@ -133,7 +330,6 @@ Long metadata values are shortened. --all shows every key, --json prints every v
 
 Exit status: 0 success, 1 failure, 2 usage error.";
 
-/// The arguments of `inspect`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = INSPECT_HELP)]
 pub struct InspectArgs {
@@ -149,12 +345,8 @@ pub struct InspectArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Describe the valid part of a damaged file and report the rest, instead of failing
-    #[arg(long)]
-    pub lenient: bool,
-
     #[command(flatten)]
-    pub remote: RemoteArgs,
+    pub open: OpenArgs,
 }
 
 const ID_HELP: &str = "\
@@ -164,20 +356,15 @@ of several files has the hash of the same model in one file.
 
 Exit status: 0 success, 1 failure, 2 usage error.";
 
-/// The arguments of `id`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = ID_HELP)]
 pub struct IdArgs {
-    /// Model files, indexes of sharded models, dataset manifests, directories with one or more models, or URLs
-    #[arg(required = true, value_name = "SOURCE", value_parser = source(), value_hint = ValueHint::AnyPath)]
-    pub sources: Vec<SourceArg>,
+    #[command(flatten)]
+    pub input: SourcesArgs,
 
     /// Print one JSON object per model
     #[arg(long)]
     pub json: bool,
-
-    #[command(flatten)]
-    pub remote: RemoteArgs,
 }
 
 const DEMO_HELP: &str = "\
@@ -189,7 +376,6 @@ The model has random weights in the shape of a small Llama, about 10 MB, which a
 
 Exit status: 0 success, 1 failure, 2 usage error.";
 
-/// The arguments of `demo`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = DEMO_HELP)]
 pub struct DemoArgs {
@@ -198,7 +384,7 @@ pub struct DemoArgs {
     pub file: PathBuf,
 
     /// Replace FILE if it exists
-    #[arg(long)]
+    #[arg(short, long)]
     pub force: bool,
 }
 
@@ -209,16 +395,11 @@ METADATA are the numbers of tensors and of metadata keys. HASH is the structural
 
 Exit status: 0 success, 1 failure, 2 usage error.";
 
-/// The arguments of `summary`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = SUMMARY_HELP)]
 pub struct SummaryArgs {
-    /// Model files, indexes of sharded models, dataset manifests, directories with one or more models, or URLs
-    #[arg(required = true, value_name = "SOURCE", value_parser = source(), value_hint = ValueHint::AnyPath)]
-    pub sources: Vec<SourceArg>,
-
     #[command(flatten)]
-    pub remote: RemoteArgs,
+    pub input: SourcesArgs,
 }
 
 const CHECK_HELP: &str = "\
@@ -242,13 +423,11 @@ for NaN, infinite values and zeros.
 Exit status: 0 no errors, 1 errors, 2 usage error, or a file that cannot be read or changed during
 the check, or output that cannot be printed.";
 
-/// The arguments of `check`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = CHECK_HELP)]
 pub struct CheckArgs {
-    /// Model files, indexes of sharded models, dataset manifests, directories with one or more models, or URLs
-    #[arg(required = true, value_name = "SOURCE", value_parser = source(), value_hint = ValueHint::AnyPath)]
-    pub sources: Vec<SourceArg>,
+    #[command(flatten)]
+    pub input: SourcesArgs,
 
     /// Read all data and look for NaN, infinite values, zeros in place of data, and unusable scales of quantized
     /// weights
@@ -270,9 +449,6 @@ pub struct CheckArgs {
     /// Print one JSON object per model
     #[arg(long)]
     pub json: bool,
-
-    #[command(flatten)]
-    pub remote: RemoteArgs,
 }
 
 const DIFF_HELP: &str = "\
@@ -293,11 +469,10 @@ are left out. Names are not translated between formats. The report has a line fo
 values differ, the largest relative error first, and a line for all of these tensors together.
 RMS is the root mean square of B - A, and REL RMS is RMS divided by the root mean square of A. MAX ABS is
 the largest magnitude of B - A, and COSINE is the cosine of the angle between A and B. NaN and infinite
-values are counted, and left out of the errors. Layout, dtypes and metadata do not count as differences.
+values are counted, and excluded from the errors. Layout, dtypes and metadata do not count as differences.
 
 Exit status: 0 no differences, 1 differences, 2 failure or usage error.";
 
-/// The arguments of `diff`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = DIFF_HELP)]
 pub struct DiffArgs {
@@ -325,12 +500,8 @@ pub struct DiffArgs {
     #[arg(long)]
     pub markdown: bool,
 
-    /// Compare the valid tensors of damaged files and report the rest, instead of failing
-    #[arg(long)]
-    pub lenient: bool,
-
     #[command(flatten)]
-    pub remote: RemoteArgs,
+    pub open: OpenArgs,
 }
 
 const METADATA_HELP: &str = "\
@@ -360,31 +531,25 @@ the size of the header, rounded up to a multiple of 32 bytes, does not change.
 
 Exit status: 0 success, 1 failure, 2 usage error.";
 
-/// The arguments of `metadata`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = METADATA_HELP)]
 pub struct MetadataArgs {
-    /// The subcommand.
     #[command(subcommand)]
     pub action: MetadataAction,
 }
 
-/// A subcommand of `metadata`.
 #[derive(Subcommand, Debug, PartialEq)]
 pub enum MetadataAction {
     /// Print the value of one KEY, or KEY=VALUE lines; lines begin with the path if there are several models
     Get {
-        /// Any SOURCE that `weightfs mount` accepts
-        #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
-        source: SourceArg,
+        #[command(flatten)]
+        input: SourceArgs,
         /// Keys to print [default: all]
         #[arg(value_name = "KEY")]
         keys: Vec<String>,
         /// Print a JSON object
         #[arg(long)]
         json: bool,
-        #[command(flatten)]
-        remote: RemoteArgs,
     },
     /// Set keys to values
     Set {
@@ -415,33 +580,32 @@ pub enum MetadataAction {
     },
 }
 
-/// A metadata key and its value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MetadataPair {
-    /// The key; not empty.
+    /// Not empty.
     pub key: String,
-    /// The value; `None` if it is read from standard input.
+    /// `None` if it is read from standard input.
     pub value: Option<String>,
 }
 
 /// Parses `KEY=VALUE`, split at the first `=`, or a `KEY` alone.
 fn parse_pair(word: &str) -> Result<MetadataPair, String> {
-    let (key, value) = match word.split_once('=') {
-        Some((key, value)) => (key, Some(value.to_owned())),
-        None => (word, None),
-    };
+    let (key, value) = word.split_once('=').map_or((word, None), |(key, value)| (key, Some(value.to_owned())));
     if key.is_empty() {
         return Err("the key is empty; write KEY=VALUE".into());
     }
     Ok(MetadataPair { key: key.to_owned(), value })
 }
 
-/// The options of the subcommands that change a file.
 #[derive(Args, Debug, PartialEq)]
 pub struct EditOptions {
     /// Write the changed file to OUT and leave FILE unchanged; - is standard output
     #[arg(short, long, value_name = "OUT")]
     pub out: Option<PathBuf>,
+
+    /// Replace OUT if it exists
+    #[arg(short, long, requires = "out")]
+    pub force: bool,
 
     /// Print the changes, but write nothing
     #[arg(long)]
@@ -462,28 +626,29 @@ The format is that of the source, unless --format, --dtype or the suffix of OUT 
 .gguf) names another one. A safetensors file can hold quantized tensors of GGUF only if --dtype
 converts them.
 
-The output gets its name only when it is complete and synced to disk, so an interrupted export
-leaves an existing file intact. A new file gets the permissions of the source, less the umask.
+A file that exists is replaced only with --force. The output gets its name only when it is complete
+and synced to disk, so an interrupted export leaves an existing file intact. A new file gets the permissions of the source, less the umask.
 Metadata is kept, except hashes of data (modelspec.hash_*, sshs_*) that is not what is written.
 
 Exit status: 0 success, 1 failure, 2 usage error.";
 
-/// The arguments of `export`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = EXPORT_HELP)]
 pub struct ExportArgs {
-    /// A model file, the index of a sharded model (such as model.safetensors.index.json), a dataset manifest
-    /// (dataset_manifest.json), a directory with one or more models, or a URL as for `weightfs mount`
-    #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
-    pub source: SourceArg,
+    #[command(flatten)]
+    pub input: SourceArgs,
 
     /// File to write, existing directory to write it to, or - for standard output; for several models or --shard-size,
     /// a new or empty directory
     pub out: PathBuf,
 
+    /// Replace OUT if it exists
+    #[arg(short, long)]
+    pub force: bool,
+
     /// Export only tensors whose full name matches a glob: * matches any characters, ? one character, [a-z] one of a
     /// set; can be repeated
-    #[arg(long, value_name = "PATTERN", value_parser = pattern::parse_pattern)]
+    #[arg(long, value_name = "PATTERN", value_parser = parse_pattern)]
     pub only: Vec<glob::Pattern>,
 
     /// Convert floating-point and quantized tensors to bf16 or f32, rounded to nearest even, and write safetensors;
@@ -510,13 +675,6 @@ pub struct ExportArgs {
     /// Write shards of at most SIZE of data each, such as 5GB, and their index; a larger tensor gets its own shard
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub shard_size: Option<ByteSize>,
-
-    /// Export the valid tensors of a damaged file and report the rest, instead of failing
-    #[arg(long)]
-    pub lenient: bool,
-
-    #[command(flatten)]
-    pub remote: RemoteArgs,
 }
 
 const CAT_HELP: &str = "\
@@ -528,14 +686,11 @@ Examples:
 
 `weightfs ls --files SOURCE` lists the files. All files are found before anything is written.";
 
-/// The arguments of `cat`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = CAT_HELP)]
 pub struct CatArgs {
-    /// A model file, the index of a sharded model (such as model.safetensors.index.json), a dataset manifest
-    /// (dataset_manifest.json), a directory with one or more models, or a URL as for `weightfs mount`
-    #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
-    pub source: SourceArg,
+    #[command(flatten)]
+    pub input: SourceArgs,
 
     /// Files, by their paths in a mount, such as tensors/lm_head.weight
     #[arg(required = true, value_name = "PATH", value_hint = ValueHint::Other)]
@@ -551,13 +706,45 @@ pub struct CatArgs {
 
     #[command(flatten)]
     pub numbers: NumbersArgs,
+}
 
-    /// Write files of the valid tensors of a damaged model, instead of failing
+const SHOW_HELP: &str = "\
+Examples:
+  weightfs show model.safetensors lm_head.weight
+  weightfs show model.safetensors lm_head.weight 0:4,:8
+  weightfs show --json model.gguf blk.0.attn_q.weight -1,::64
+  weightfs show --no-statistics hf://org/model model.norm.weight :16
+
+SLICE has the syntax of NumPy: an index, start:stop:step, or ... for each axis. Of more than 1000 selected elements, the first
+and last three of each axis are shown. Quantized weights are dequantized. The statistics are those of the whole tensor, and
+computing them reads all of it.
+
+Exit status: 0 success, 1 failure, 2 usage error.";
+
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = SHOW_HELP)]
+pub struct ShowArgs {
+    #[command(flatten)]
+    pub input: SourceArgs,
+
+    /// The full name of the tensor
+    #[arg(value_hint = ValueHint::Other)]
+    pub tensor: String,
+
+    /// The elements to show, such as 0:4,:,-1 [default: all]
+    #[arg(allow_hyphen_values = true, value_hint = ValueHint::Other)]
+    pub slice: Option<String>,
+
+    /// Do not compute the statistics
     #[arg(long)]
-    pub lenient: bool,
+    pub no_statistics: bool,
+
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
 
     #[command(flatten)]
-    pub remote: RemoteArgs,
+    pub numbers: NumbersArgs,
 }
 
 const SERVE_HELP: &str = "\
@@ -570,14 +757,11 @@ Examples:
 Like a mount, the files are for the user who has started the server, and for root. Everybody else needs a token.
 Ctrl-C stops the server after the transfers that are running; a second Ctrl-C stops it at once.";
 
-/// The arguments of `serve`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = SERVE_HELP)]
 pub struct ServeArgs {
-    /// A model file, the index of a sharded model (such as model.safetensors.index.json), a dataset manifest
-    /// (dataset_manifest.json), a directory with one or more models, or a URL as for `weightfs mount`
-    #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
-    pub source: SourceArg,
+    #[command(flatten)]
+    pub input: SourceArgs,
 
     /// Port; 0 for any [default: 8411, or the next one that is free]
     #[arg(long, value_name = "PORT")]
@@ -591,58 +775,42 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NAME")]
     pub host: Vec<String>,
 
+    /// Open the page in the browser of this desktop
+    #[arg(long)]
+    pub open: bool,
+
     /// Also admit clients with the token in this file [default: none on this machine; a random one on other addresses]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub client_token: Option<PathBuf>,
 
-    // The help text lists the names of all views.
-    #[arg(long, value_name = "VIEW[,VIEW...]", value_parser = parse_views, help = views_help())]
-    pub views: Option<ShownViews>,
+    #[command(flatten)]
+    pub views: ViewsArgs,
 
     #[command(flatten)]
-    pub numbers: NumbersArgs,
-
-    /// Serve the valid tensors of a damaged model, instead of failing
-    #[arg(long)]
-    pub lenient: bool,
-
-    /// Run without a sandbox [default: the server can open SOURCE and no other file]
-    #[arg(long)]
-    pub no_sandbox: bool,
-
-    /// Append messages to FILE [default: standard error]
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub log_file: Option<PathBuf>,
-
-    /// Log informational messages; the environment variable RUST_LOG overrides the log level
-    #[arg(short, long)]
-    pub verbose: bool,
-
-    #[command(flatten)]
-    pub remote: RemoteArgs,
+    pub serving: ServingArgs,
 }
 
 const CP_HELP: &str = "\
 Examples:
   weightfs cp model.safetensors npy arrays               all arrays, to arrays/npy
   weightfs cp model.safetensors tensors/lm_head.weight header.json .
+  weightfs cp model.safetensors tensors/lm_head.weight head.bin
   weightfs cp hf://org/model export/model-bf16.safetensors /data
 
-DIR is created if it is missing. A file that exists is replaced only with --force. While files are
-copied, DIR has a directory .weightfs-cp with unfinished files and a journal of what is on the disk.
-After an interruption, the same command continues from the last journal entry, unless the source has
-changed. Files of a URL (from the cache) and links in a directory of models are copied again.";
+DIR is created if it is missing, but the copy of a single file gets the name that does not exist, as
+with cp(1); DIR/ is always a directory. A file that exists is replaced only with --force. While files are
+copied, DIR has a directory .weightfs-cp with unfinished files. After an interruption, the same
+command continues with what is on the disk, unless the source has changed. Files of a URL (from the
+cache) and links in a directory of models are copied again. On a file system without hard links, a
+file that was complete counts as one that exists.";
 
-/// The arguments of `cp`.
 #[derive(Args, Debug, PartialEq)]
-#[command(after_help = CP_HELP, override_usage = "weightfs cp [OPTIONS] SOURCE PATH... DIR")]
+#[command(after_help = CP_HELP, override_usage = "weightfs cp [OPTIONS] SOURCE PATH FILE\n       weightfs cp [OPTIONS] SOURCE PATH... DIR")]
 pub struct CpArgs {
-    /// A model file, the index of a sharded model (such as model.safetensors.index.json), a dataset manifest
-    /// (dataset_manifest.json), a directory with one or more models, or a URL as for `weightfs mount`
-    #[arg(value_parser = source(), value_hint = ValueHint::AnyPath)]
-    pub source: SourceArg,
+    #[command(flatten)]
+    pub input: SourceArgs,
 
-    /// Files and directories, by their paths in a mount, and the directory DIR to copy them to
+    /// Files and directories, by their paths in a mount, and the directory DIR to copy them to, or a FILE
     // `read` checks that there are two: clap would count those after an option anew.
     #[arg(required = true, num_args = 1.., value_names = ["PATH", "DIR"], value_hint = ValueHint::DirPath)]
     pub paths: Vec<PathBuf>,
@@ -653,16 +821,8 @@ pub struct CpArgs {
 
     #[command(flatten)]
     pub numbers: NumbersArgs,
-
-    /// Copy files of the valid tensors of a damaged model, instead of failing
-    #[arg(long)]
-    pub lenient: bool,
-
-    #[command(flatten)]
-    pub remote: RemoteArgs,
 }
 
-/// The dtypes of `export --dtype`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FloatArg {
     /// bfloat16.
@@ -671,7 +831,6 @@ pub enum FloatArg {
     F32,
 }
 
-/// The formats of `export --format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FormatArg {
     /// One or several safetensors files.
@@ -681,21 +840,12 @@ pub enum FormatArg {
 }
 
 impl FormatArg {
-    /// The suffix of its files.
     pub fn suffix(self) -> &'static str {
         match self {
             Self::Safetensors => ".safetensors",
             Self::Gguf => ".gguf",
         }
     }
-}
-
-/// The allowed alignments in bytes: from 8, which the official writer uses, to 64 MiB, more than a huge page of 2 MiB.
-const ALIGN: RangeInclusive<u64> = 8..=1 << 26;
-
-fn parse_align(text: &str) -> Result<u64, String> {
-    let align = text.parse().ok().filter(|align: &u64| align.is_power_of_two() && ALIGN.contains(align));
-    align.ok_or_else(|| format!("not a power of two from {} to {}", ALIGN.start(), ALIGN.end()))
 }
 
 const STATUS_HELP: &str = "\
@@ -705,7 +855,6 @@ available without waiting. A mount whose daemon has ended is dead; `weightfs umo
 
 Exit status: 0 success, 1 failure, 2 usage error.";
 
-/// The arguments of `status`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = STATUS_HELP)]
 pub struct StatusArgs {
@@ -725,7 +874,6 @@ Credentials are never printed, only the place where they were found.
 
 Exit status: 0 nothing prevents mounting, 1 something does, 2 usage error.";
 
-/// The arguments of `doctor`.
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = DOCTOR_HELP)]
 pub struct DoctorArgs {
@@ -739,4 +887,63 @@ pub struct DoctorArgs {
 
     #[command(flatten)]
     pub remote: RemoteArgs,
+}
+
+const CACHE_HELP: &str = "\
+Examples:
+  weightfs cache list                                    what is cached, the last used first
+  weightfs cache prune --size 50GB                       keep 50 GB of what was used last
+  weightfs cache prune --older-than 30d --dry-run        what was not used for 30 days
+  weightfs cache clear                                   remove all that is not in use
+  weightfs cache list --json | jq -r '.files[] | select(.cached == .size) | .name'
+
+The cache is $XDG_CACHE_HOME/weightfs, or ~/.cache/weightfs. It has the blocks of remote files that
+were read, and what each location led to, for --offline. Files that a mount or a command uses are
+kept. All else can be removed at any time: it is fetched again when it is read.
+
+Exit status: 0 success, 1 failure, 2 usage error.";
+
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = CACHE_HELP, arg_required_else_help = false)]
+pub struct CacheArgs {
+    #[command(subcommand)]
+    pub action: CacheAction,
+}
+
+#[derive(Subcommand, Debug, PartialEq)]
+pub enum CacheAction {
+    /// List the cached files, the last used first
+    List {
+        /// Print a JSON object, with exact numbers
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove what was not used for the longest time
+    #[command(group = ArgGroup::new("wanted").args(["size", "older_than"]).required(true).multiple(true))]
+    Prune {
+        /// Leave at most SIZE, such as 50GB; of the last file, blocks at its end are removed
+        #[arg(long, value_name = "SIZE")]
+        size: Option<ByteSize>,
+        /// Remove files that were not used for AGE, such as 12h, 30d or 6 months
+        #[arg(long, value_name = "AGE", value_parser = parse_age)]
+        older_than: Option<SystemTime>,
+        #[command(flatten)]
+        options: RemovalOptions,
+    },
+    /// Remove everything that is not in use
+    Clear {
+        #[command(flatten)]
+        options: RemovalOptions,
+    },
+}
+
+#[derive(Args, Debug, PartialEq)]
+pub struct RemovalOptions {
+    /// List what would be removed, and remove nothing
+    #[arg(short = 'n', long)]
+    pub dry_run: bool,
+
+    /// Print a JSON object, with exact numbers
+    #[arg(long)]
+    pub json: bool,
 }

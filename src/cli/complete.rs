@@ -2,6 +2,7 @@
 //! bash, fish and zsh.
 
 use super::definition;
+use clap::builder::StyledStr;
 use clap::{Arg, ArgAction, Command, ValueHint};
 use weightfs::view;
 
@@ -10,6 +11,10 @@ const VIEWS: &str = "views";
 const OPTIONS: &str = "options";
 const MOUNTPOINTS: &str = "mountpoints";
 const GROUP: &str = "gid";
+const MOUNT_PATHS: &str = "paths";
+const TENSOR: &str = "tensor";
+const PATTERNS: &str = "more";
+const KEYS: &str = "keys";
 
 /// The candidates for completing a word.
 #[derive(Debug, PartialEq)]
@@ -20,22 +25,35 @@ pub struct CompletionKind {
     pub words: Vec<(String, String)>,
     /// The other words that may follow it.
     pub others: OtherCandidates,
+    /// What of a model may follow it.
+    pub of_model: Option<ModelCandidates>,
+}
+
+/// Candidates that a model has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelCandidates {
+    pub kind: ModelCandidateKind,
+    /// The path of the model, as it was typed.
+    pub source: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelCandidateKind {
+    /// Paths of files in a mount.
+    Paths,
+    Tensors,
+    /// Keys of the metadata.
+    Keys,
 }
 
 /// Candidates that are not part of the command line's definition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OtherCandidates {
-    /// None.
     Nothing,
-    /// Any paths.
     Files,
-    /// Paths of directories.
     Directories,
-    /// Mount points of models.
     Mountpoints,
-    /// Users of this machine.
     Users,
-    /// Groups of this machine.
     Groups,
 }
 
@@ -44,8 +62,13 @@ pub fn complete_word(words: &[String]) -> CompletionKind {
     let mut definition = definition();
     definition.build();
     let (word, before) = words.split_last().map_or(("", words), |(word, before)| (&word[..], before));
-    let mut line =
-        CompletedLine { command: &definition, operands: 0, used: Vec::new(), awaiting: None, only_operands: false };
+    let mut line = CompletedLine {
+        command: &definition,
+        operands: Vec::new(),
+        used: Vec::new(),
+        awaiting: None,
+        only_operands: false,
+    };
     for word in before {
         line.push(word);
     }
@@ -55,9 +78,7 @@ pub fn complete_word(words: &[String]) -> CompletionKind {
 /// The command line before the cursor.
 struct CompletedLine<'c> {
     command: &'c Command,
-    /// Number of positional arguments.
-    operands: usize,
-    /// Options that were given.
+    operands: Vec<String>,
     used: Vec<&'c Arg>,
     /// The option whose value is the next word.
     awaiting: Option<&'c Arg>,
@@ -77,7 +98,7 @@ impl<'c> CompletedLine<'c> {
         } else if let Some(command) = self.subcommands().find(|command| command.get_name() == word) {
             self.command = command;
         } else {
-            self.operands += 1;
+            self.operands.push(word.to_owned());
         }
     }
 
@@ -109,7 +130,7 @@ impl<'c> CompletedLine<'c> {
 
     /// The commands that the next word may name. Options before it belong to `mount`.
     fn subcommands(&self) -> impl Iterator<Item = &'c Command> + use<'c> {
-        let possible = self.operands == 0 && self.used.is_empty() && !self.only_operands;
+        let possible = self.operands.is_empty() && self.used.is_empty() && !self.only_operands;
         let command = self.command;
         command.get_subcommands().filter(move |_| possible)
     }
@@ -130,13 +151,10 @@ impl<'c> CompletedLine<'c> {
     }
 
     fn complete_option(&self) -> CompletionKind {
-        let is_unused = |option: &&Arg| {
-            matches!(option.get_action(), ArgAction::Append)
-                || !self.used.iter().any(|used| used.get_id() == option.get_id())
-        };
         let shown = self.command.get_opts().chain(self.command.get_arguments().filter(|option| !takes_value(option)));
         let mut words: Vec<(String, String)> = shown
-            .filter(|option| !option.is_hide_set() && is_unused(option))
+            .filter(|option| !option.is_hide_set())
+            .filter(|option| repeats(option) || !self.used.iter().any(|used| used.get_id() == option.get_id()))
             .filter_map(|option| {
                 let long = option.get_long().map(|long| format!("--{long}"));
                 let word = long.or_else(|| option.get_short().map(|short| format!("-{short}")))?;
@@ -144,29 +162,41 @@ impl<'c> CompletedLine<'c> {
             })
             .collect();
         words.sort();
-        CompletionKind { words, ..nothing(String::new()) }
+        these_words(String::new(), words)
     }
 
     fn complete_operand(&self, word: &str) -> CompletionKind {
         let positionals: Vec<&Arg> = self.command.get_positionals().collect();
-        let last = positionals.len().saturating_sub(1);
-        let operand = positionals.get(self.operands).or_else(|| {
-            let repeats = |last: &&&Arg| matches!(last.get_action(), ArgAction::Append);
-            positionals.get(last).filter(repeats)
-        });
+        let operand = positionals.get(self.operands.len()).or(positionals.last().filter(|last| repeats(last)));
         let mut completion = match operand {
             Some(operand) => complete_value(operand, self.command, String::new(), word),
             None => nothing(String::new()),
         };
+        let kind = operand.and_then(|operand| match operand.get_id().as_str() {
+            MOUNT_PATHS => Some(ModelCandidateKind::Paths),
+            TENSOR | PATTERNS => Some(ModelCandidateKind::Tensors),
+            KEYS => Some(ModelCandidateKind::Keys),
+            _ => None,
+        });
+        let source = self.operands.first().cloned();
+        completion.of_model = kind.zip(source).map(|(kind, source)| ModelCandidates { kind, source });
         let commands = self.subcommands().filter(|command| !command.is_hide_set());
-        let about = |command: &Command| command.get_about().map(ToString::to_string).unwrap_or_default();
-        completion.words.extend(commands.map(|command| (command.get_name().to_owned(), about(command))));
+        let words = commands.map(|command| (command.get_name().to_owned(), help_text(command.get_about())));
+        completion.words.extend(words);
         completion
     }
 }
 
 fn nothing(kept: String) -> CompletionKind {
-    CompletionKind { kept, words: Vec::new(), others: OtherCandidates::Nothing }
+    these_words(kept, Vec::new())
+}
+
+fn these_words(kept: String, words: Vec<(String, String)>) -> CompletionKind {
+    CompletionKind { kept, words, others: OtherCandidates::Nothing, of_model: None }
+}
+
+fn repeats(argument: &Arg) -> bool {
+    matches!(argument.get_action(), ArgAction::Append)
 }
 
 fn takes_value(option: &Arg) -> bool {
@@ -180,12 +210,20 @@ fn is_global(option: &Arg) -> bool {
 
 /// The first line of the help text of an option.
 fn help(option: &Arg) -> String {
-    option.get_help().map(ToString::to_string).unwrap_or_default().lines().next().unwrap_or_default().to_owned()
+    help_text(option.get_help()).lines().next().unwrap_or_default().to_owned()
+}
+
+fn help_text(text: Option<&StyledStr>) -> String {
+    text.map(ToString::to_string).unwrap_or_default()
+}
+
+/// The name of an option after `-o`.
+fn mount_option(option: &Arg) -> Option<String> {
+    Some(option.get_long()?.replace('-', "_"))
 }
 
 /// Completes the value of an option or an operand of `command`. The word is `kept` and then `text`.
 fn complete_value(argument: &Arg, command: &Command, kept: String, text: &str) -> CompletionKind {
-    let with_words = |kept, words| CompletionKind { words, ..nothing(kept) };
     match argument.get_id().as_str() {
         VIEWS => {
             let start = text.rfind([',', ':']).map_or(0, |at| at + 1);
@@ -194,34 +232,32 @@ fn complete_value(argument: &Arg, command: &Command, kept: String, text: &str) -
             names.retain(|name| !used.contains(name));
             names.sort_unstable();
             let words = names.into_iter().map(|name| (name.to_owned(), String::new())).collect();
-            return with_words(kept + &text[..start], words);
+            return these_words(kept + &text[..start], words);
         }
         OPTIONS => {
             let start = text.rfind(',').map_or(0, |at| at + 1);
             let (kept, option) = (kept + &text[..start], &text[start..]);
-            let name_of = |option: &Arg| Some(option.get_long()?.replace('-', "_"));
             if let Some((name, text)) = option.split_once('=') {
-                let known = command.get_opts().find(|known| name_of(known).as_deref() == Some(&name.replace('-', "_")));
+                let wanted = Some(name.replace('-', "_"));
+                let known = command.get_opts().find(|known| mount_option(known) == wanted);
                 let kept = format!("{kept}{name}=");
                 return known.map_or(nothing(kept.clone()), |known| complete_value(known, command, kept, text));
             }
             let shown = command.get_arguments().filter(|option| !option.is_hide_set() && !is_global(option));
-            let word = |option: &Arg| {
+            let words = shown.filter_map(|option| {
                 let equals = if takes_value(option) { "=" } else { "" };
-                Some((name_of(option)? + equals, help(option)))
-            };
-            let mut words: Vec<(String, String)> = shown.filter_map(word).collect();
+                Some((mount_option(option)? + equals, help(option)))
+            });
+            let mut words: Vec<(String, String)> = words.collect();
             words.sort();
-            return with_words(kept, words);
+            return these_words(kept, words);
         }
         _ => {}
     }
     let possible = argument.get_possible_values();
     if takes_value(argument) && !possible.is_empty() {
-        let describe = |value: &clap::builder::PossibleValue| {
-            (value.get_name().to_owned(), value.get_help().map(ToString::to_string).unwrap_or_default())
-        };
-        return with_words(kept, possible.iter().map(describe).collect());
+        let words = possible.iter().map(|value| (value.get_name().to_owned(), help_text(value.get_help())));
+        return these_words(kept, words.collect());
     }
     let others = match (argument.get_id().as_str(), argument.get_value_hint()) {
         (MOUNTPOINTS, _) => OtherCandidates::Mountpoints,
@@ -240,7 +276,7 @@ mod tests {
 
     fn of(line: &str) -> (String, Vec<String>, OtherCandidates) {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        let CompletionKind { kept, words, others } = complete_word(&words);
+        let CompletionKind { kept, words, others, .. } = complete_word(&words);
         (kept, words.into_iter().map(|(word, _)| word).collect(), others)
     }
 
@@ -303,6 +339,28 @@ mod tests {
         }
         assert!(!options.iter().any(|word| word == "help" || word == "version" || word == "remount="));
         assert_eq!(words("ls --sort "), (String::new(), ["name", "size", "offset"].map(str::to_owned).to_vec()));
+    }
+
+    #[test]
+    fn models_complete_their_paths_tensors_and_keys() {
+        let of_model = |line: &str| {
+            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            complete_word(&words).of_model.map(|candidates| (candidates.kind, candidates.source))
+        };
+        for (line, kind) in [
+            ("cat m ", ModelCandidateKind::Paths),
+            ("cat --offset 5 m x ", ModelCandidateKind::Paths),
+            ("cp m ten", ModelCandidateKind::Paths),
+            ("show m ", ModelCandidateKind::Tensors),
+            ("ls m a", ModelCandidateKind::Tensors),
+            ("metadata get m ", ModelCandidateKind::Keys),
+            ("metadata remove m a ", ModelCandidateKind::Keys),
+        ] {
+            assert_eq!(of_model(line), Some((kind, "m".into())), "{line}");
+        }
+        for line in ["cat ", "ls ", "show m x ", "inspect m ", "cat m --"] {
+            assert_eq!(of_model(line), None, "{line}");
+        }
     }
 
     #[test]

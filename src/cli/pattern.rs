@@ -3,9 +3,9 @@
 use glob::Pattern;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use weightfs::format;
 use weightfs::text::quote;
 
-/// Parses a pattern of the command line.
 pub fn parse_pattern(glob: &str) -> Result<Pattern, String> {
     // The glob crate accepts `**` only as a whole path component, where it stands for any directories.
     let mut plain = glob.to_owned();
@@ -56,7 +56,11 @@ impl<'a> WantedPatterns<'a> {
 pub fn unmatched<S: fmt::Display>(sources: &[S], pattern: &str) -> String {
     let first = sources.first().map(S::to_string).unwrap_or_default();
     let more = if sources.len() > 1 { format!(" and {} more", sources.len() - 1) } else { String::new() };
-    format!("{first}{more}: no tensor matches {}", quote(pattern))
+    let is_file = format::suffixes().any(|suffix| pattern.ends_with(suffix));
+    let is_part = !pattern.is_empty() && !pattern.contains(['*', '?', '[', '/']) && !is_file;
+    let hint =
+        if is_part { format!("; for a part of a name, use {}", quote(&format!("*{pattern}*"))) } else { String::new() };
+    format!("{first}{more}: no tensor matches {}{hint}", quote(pattern))
 }
 
 #[cfg(test)]

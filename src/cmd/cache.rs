@@ -1,7 +1,7 @@
 //! `weightfs cache`: lists and removes what was fetched from remote sources.
 
 use crate::cli::{CacheAction, CacheArgs, RemovalOptions};
-use crate::terminal::output::{StandardOutput, draw_table, pretty, squeeze, to_stdout};
+use crate::terminal::output::{StandardOutput, draw_table, fit_columns, squeeze, to_stdout};
 use anyhow::{Context, Result};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -9,14 +9,12 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::SystemTime;
-use unicode_width::UnicodeWidthStr;
 use weightfs::remote::cache::{
     self, BlockCache, CacheContents, CacheEntry, CacheError, FreedObject, KeptListings, PruneOptions, PruneOutcome,
 };
 use weightfs::text::printable;
 use weightfs::units::{format_size, plural};
 
-/// Lists or removes what was fetched.
 pub fn run_cache(args: &CacheArgs) -> Result<ExitCode> {
     let dir = cache::default_dir().context("no cache: neither XDG_CACHE_HOME nor HOME is an absolute path")?;
     to_stdout(|out| match &args.action {
@@ -51,20 +49,17 @@ fn report_cache(failed: &[CacheError], out: &mut StandardOutput) -> Result<ExitC
 }
 
 fn print_cache(dir: &Path, contents: &CacheContents, out: &mut StandardOutput) -> io::Result<()> {
+    const HEADINGS: [&str; 6] = ["FILE", "VERSION", "SIZE", "CACHED", "SHARE", "LAST USE"];
     let CacheContents { entries, listings, .. } = contents;
     let now = SystemTime::now();
-    let versions = short_versions(entries);
-    let row = |(entry, version): (&CacheEntry, &String)| {
+    let rows = entries.iter().zip(short_versions(entries.iter())).map(|(entry, version)| {
         let last_use = if entry.in_use { "in use".to_owned() } else { ago(entry.last_use, now) };
-        [version.clone(), format_size(entry.len), format_size(entry.present), share(entry.present, entry.len), last_use]
-    };
-    let headings = ["FILE", "VERSION", "SIZE", "CACHED", "SHARE", "LAST USE"];
-    if !entries.is_empty() {
-        print_table(&headings, entries, entries.iter().zip(&versions).map(row).map(Vec::from).collect(), out)?;
-        writeln!(out)?;
-    }
+        let [size, present] = [entry.len, entry.present].map(format_size);
+        vec![shown_name(entry), version, size, present, share(entry.present, entry.len), last_use]
+    });
+    print_table(&HEADINGS, rows.collect(), out)?;
     let present = contents.cached();
-    let len = sum(entries.iter().map(|entry| entry.len));
+    let len = entries.iter().map(|entry| entry.len).fold(0, u64::saturating_add);
     let in_use = entries.iter().filter(|entry| entry.in_use).count();
     let mut parts = match entries.len() {
         0 => vec!["no files".to_owned()],
@@ -74,51 +69,44 @@ fn print_cache(dir: &Path, contents: &CacheContents, out: &mut StandardOutput) -
         parts.push(format!("{in_use} in use"));
     }
     parts.extend(locations(listings));
-    writeln!(out, "{}: {}", shown_entry(dir), parts.join(", "))
+    writeln!(out, "{}: {}", printable(&dir.to_string_lossy()), parts.join(", "))
 }
 
-/// Prints a table with a row for each of `entries`: its name, then `cells`. It fits the terminal.
-fn print_table(
-    headings: &[&str],
-    entries: &[CacheEntry],
-    cells: Vec<Vec<String>>,
-    out: &mut StandardOutput,
-) -> io::Result<()> {
-    let width = |at: usize| {
-        let widths = cells.iter().filter_map(|cells| cells.get(at)).map(|cell| cell.width());
-        widths.chain(headings.get(at + 1).map(|heading| heading.width())).max().unwrap_or(0)
-    };
-    let others: usize = (0..headings.len() - 1).map(|at| width(at) + 2).sum();
-    // Programs and files get full names.
-    let name_max = if out.is_terminal { out.width.saturating_sub(others) } else { usize::MAX };
-    let row = |(entry, cells): (&CacheEntry, Vec<String>)| {
-        let mut row = vec![squeeze(name(entry), name_max).into_owned()];
-        row.extend(cells);
-        row
-    };
-    let rows: Vec<Vec<String>> = entries.iter().zip(cells).map(row).collect();
-    draw_table(out, headings, &rows)
+/// Prints a table and an empty line, unless there are no rows.
+fn print_table(headings: &[&str], mut rows: Vec<Vec<String>>, out: &mut StandardOutput) -> io::Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    fit_columns(out, headings, &mut rows, &[0]);
+    draw_table(out, headings, &rows)?;
+    writeln!(out)
 }
 
 fn print_cache_json(dir: &Path, contents: &CacheContents, out: &mut StandardOutput) -> Result<()> {
     let CacheContents { entries, listings, unknown, .. } = contents;
     let unknown: Vec<_> = unknown.iter().map(|path| path.to_string_lossy()).collect();
-    let value = json!({
+    out.print_json(&json!({
         "directory": dir.to_string_lossy(),
         "cached": contents.cached(),
-        "files": entries.iter().map(to_json).collect::<Vec<_>>(),
+        "files": entries.iter().map(entry_to_json).collect::<Vec<_>>(),
         "listings": {"count": listings.count, "bytes": listings.bytes},
         "unknown": unknown,
-    });
-    Ok(writeln!(out, "{}", pretty(&value)?)?)
+    }))
 }
 
-fn to_json(entry: &CacheEntry) -> Value {
+fn entry_to_json(entry: &CacheEntry) -> Value {
     let last_use = Timestamp::try_from(entry.last_use).map(|time| time.to_string()).ok();
     json!({
         "id": entry.id, "name": entry.name, "version": entry.validator, "size": entry.len, "cached": entry.present,
         "last_use": last_use, "in_use": entry.in_use,
     })
+}
+
+fn freed_to_json(freed: &FreedObject) -> Value {
+    let mut value = entry_to_json(&freed.entry);
+    value["freed"] = freed.bytes.into();
+    value["removed"] = freed.is_removed.into();
+    value
 }
 
 fn remove(dir: &Path, pruning: PruneOptions, options: &RemovalOptions, out: &mut StandardOutput) -> Result<ExitCode> {
@@ -132,70 +120,50 @@ fn remove(dir: &Path, pruning: PruneOptions, options: &RemovalOptions, out: &mut
 }
 
 fn print_removal(dir: &Path, pruned: &PruneOutcome, dry_run: bool, out: &mut StandardOutput) -> io::Result<()> {
+    const HEADINGS: [&str; 5] = ["FILE", "VERSION", "FREED", "HOW", "LAST USE"];
     let PruneOutcome { objects, listings, left, in_use, .. } = pruned;
-    if dry_run && !objects.is_empty() {
-        let entries: Vec<CacheEntry> = objects.iter().map(|freed| freed.entry.clone()).collect();
+    if dry_run {
         let now = SystemTime::now();
-        let cells = |(freed, version): (&FreedObject, String)| {
-            let what = if freed.is_removed { "remove" } else { "shorten" };
-            vec![version, format_size(freed.bytes), what.to_owned(), ago(freed.entry.last_use, now)]
-        };
-        let cells = objects.iter().zip(short_versions(&entries)).map(cells).collect();
-        print_table(&["FILE", "VERSION", "FREED", "HOW", "LAST USE"], &entries, cells, out)?;
-        writeln!(out)?;
+        let versions = short_versions(objects.iter().map(|freed| &freed.entry));
+        let rows = objects.iter().zip(versions).map(|(freed, version)| {
+            let how = if freed.is_removed { "remove" } else { "shorten" };
+            let last_use = ago(freed.entry.last_use, now);
+            vec![shown_name(&freed.entry), version, format_size(freed.bytes), how.to_owned(), last_use]
+        });
+        print_table(&HEADINGS, rows.collect(), out)?;
     }
     for entry in in_use {
         let version = entry.validator.as_deref().map(essence).unwrap_or_default();
-        writeln!(
-            out,
-            "in use, and kept: {} {} ({})",
-            printable(name(entry)),
-            printable(version),
-            format_size(entry.present)
-        )?;
+        let (name, size) = (shown_name(entry), format_size(entry.present));
+        writeln!(out, "in use, and kept: {name} {} ({size})", printable(version))?;
     }
-    let (removed, shortened) = (pruned.removed(), objects.len() - pruned.removed());
-    let mut done = Vec::new();
-    if removed > 0 {
-        done.push(format!("{} {}", if dry_run { "would remove" } else { "removed" }, plural(removed as u64, "file")));
-    }
-    if shortened > 0 {
-        let what = if dry_run { "would shorten" } else { "shortened" };
-        done.push(format!("{what} {}", plural(shortened as u64, "file")));
-    }
-    if let Some(locations) = locations(listings) {
-        let what = if dry_run { "would remove" } else { "removed" };
-        done.push(format!("{what} {locations}"));
-    }
-    if done.is_empty() {
-        done.push("nothing to remove".to_owned());
-    }
-    let freed = format_size(pruned.freed());
-    let sizes = if dry_run {
-        format!("would free {freed}, and leave {}", format_size(*left))
-    } else {
-        format!("freed {freed}, left {}", format_size(*left))
+    let [remove, shorten, free] = match dry_run {
+        true => ["would remove", "would shorten", "would free"],
+        false => ["removed", "shortened", "freed"],
     };
-    writeln!(out, "{}: {}; {sizes}", shown_entry(dir), done.join(", "))
+    let (removed, shortened) = (pruned.removed() as u64, (objects.len() - pruned.removed()) as u64);
+    let done = [
+        (removed > 0).then(|| format!("{remove} {}", plural(removed, "file"))),
+        (shortened > 0).then(|| format!("{shorten} {}", plural(shortened, "file"))),
+        locations(listings).map(|locations| format!("{remove} {locations}")),
+    ];
+    let done = done.into_iter().flatten().reduce(|done, more| format!("{done}, {more}"));
+    let done = done.unwrap_or("nothing to remove".to_owned());
+    let (dir, freed, left) = (dir.to_string_lossy(), format_size(pruned.freed()), format_size(*left));
+    let and_left = if dry_run { ", and leave" } else { ", left" };
+    writeln!(out, "{}: {done}; {free} {freed}{and_left} {left}", printable(&dir))
 }
 
 fn print_removal_json(dir: &Path, pruned: &PruneOutcome, dry_run: bool, out: &mut StandardOutput) -> Result<()> {
-    let object = |freed: &FreedObject| {
-        let mut value = to_json(&freed.entry);
-        value["freed"] = freed.bytes.into();
-        value["removed"] = freed.is_removed.into();
-        value
-    };
-    let value = json!({
+    out.print_json(&json!({
         "directory": dir.to_string_lossy(),
         "dry_run": dry_run,
         "freed": pruned.freed(),
         "left": pruned.left,
-        "files": pruned.objects.iter().map(object).collect::<Vec<_>>(),
+        "files": pruned.objects.iter().map(freed_to_json).collect::<Vec<_>>(),
         "listings": {"count": pruned.listings.count, "bytes": pruned.listings.bytes},
-        "in_use": pruned.in_use.iter().map(to_json).collect::<Vec<_>>(),
-    });
-    Ok(writeln!(out, "{}", pretty(&value)?)?)
+        "in_use": pruned.in_use.iter().map(entry_to_json).collect::<Vec<_>>(),
+    }))
 }
 
 /// `the listings of 2 locations (1.20 kB)`. `None` if there are none.
@@ -205,18 +173,14 @@ fn locations(listings: &KeptListings) -> Option<String> {
     (count > 0).then(|| format!("{listings} of {} ({})", plural(count as u64, "location"), format_size(bytes)))
 }
 
-/// What people call an object.
+/// The name of an object for people.
 fn name(entry: &CacheEntry) -> &str {
     // Without a description, only the directory is known.
     entry.name.as_deref().unwrap_or(&entry.id)
 }
 
-fn shown_entry(dir: &Path) -> String {
-    printable(&dir.to_string_lossy()).into_owned()
-}
-
-fn sum(bytes: impl Iterator<Item = u64>) -> u64 {
-    bytes.fold(0, u64::saturating_add)
+fn shown_name(entry: &CacheEntry) -> String {
+    printable(name(entry)).into_owned()
 }
 
 /// The present part of a file: `25.6 %`. Only a whole file has 100 %.
@@ -227,18 +191,16 @@ fn share(present: u64, len: u64) -> String {
     format!("{:.1} %", (1000.0 * present as f64 / len as f64).floor() / 10.0)
 }
 
-/// How long ago a time was, or its date.
+/// The time since then, or its date.
 fn ago(time: SystemTime, now: SystemTime) -> String {
     const UNITS: [(u64, u64, &str); 3] = [(3600, 60, "minute"), (86_400, 3600, "hour"), (30 * 86_400, 86_400, "day")];
-    let date = || Timestamp::try_from(time).map_or("-".to_owned(), |time| time.strftime("%Y-%m-%d").to_string());
     // The clock may have been set back.
-    let Ok(past) = now.duration_since(time) else { return date() };
-    let seconds = past.as_secs();
-    if seconds < 60 {
-        return "just now".to_owned();
+    let seconds = now.duration_since(time).map_or(u64::MAX, |past| past.as_secs());
+    match UNITS.iter().find(|(end, _, _)| seconds < *end) {
+        Some(_) if seconds < 60 => "just now".to_owned(),
+        Some((_, length, unit)) => format!("{} ago", plural(seconds / length, unit)),
+        None => Timestamp::try_from(time).map_or("-".to_owned(), |time| time.strftime("%Y-%m-%d").to_string()),
     }
-    let unit = UNITS.iter().find(|(end, _, _)| seconds < *end);
-    unit.map_or_else(date, |(_, length, unit)| format!("{} ago", plural(seconds / length, unit)))
 }
 
 /// The part of a validator that differs between versions: without its kind, quotes, and the date that follows an ETag.
@@ -257,26 +219,27 @@ fn essence(validator: &str) -> &str {
 
 /// A short form of the version of each object: the first 8 characters, and more if another version of the file has the
 /// same ones.
-fn short_versions(entries: &[CacheEntry]) -> Vec<String> {
+fn short_versions<'e>(entries: impl Iterator<Item = &'e CacheEntry>) -> Vec<String> {
     const SHORT: usize = 8;
     const LONGEST: usize = 40;
-    let version = |at: usize| entries[at].validator.as_deref().map_or("-", essence);
-    let mut order: Vec<usize> = (0..entries.len()).collect();
-    order.sort_by_key(|&at| (name(&entries[at]), version(at)));
-    // What two neighbours have in common is the most that any two have.
-    let common = |a: usize, b: usize| match name(&entries[a]) == name(&entries[b]) && version(a) != version(b) {
-        true => version(a).chars().zip(version(b).chars()).take_while(|(a, b)| a == b).count(),
-        false => 0,
-    };
-    let shared: Vec<usize> = order.windows(2).map(|pair| common(pair[0], pair[1])).collect();
-    let mut short = vec![String::new(); entries.len()];
-    for (place, &at) in order.iter().enumerate() {
-        let before = place.checked_sub(1).and_then(|before| shared.get(before)).copied().unwrap_or(0);
-        let after = shared.get(place).copied().unwrap_or(0);
+    let versions = entries.map(|entry| (name(entry), entry.validator.as_deref().map_or("-", essence)));
+    let versions: Vec<(&str, &str)> = versions.collect();
+    let mut sorted = versions.clone();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let short = versions.iter().map(|(name, version)| {
+        // The common part of two neighbours is the longest of any two.
+        let at = sorted.binary_search(&(name, version)).unwrap_or(0);
+        let others = [at.checked_sub(1), Some(at + 1)].into_iter().flatten().filter_map(|at| sorted.get(at));
+        let common = others.filter(|other| other.0 == *name).map(|other| common_len(version, other.1)).max();
         // The start of a date is the same for many versions.
-        let length = if version(at).contains(' ') { usize::MAX } else { SHORT.max(before.max(after) + 1) };
-        let part: String = version(at).chars().take(length).collect();
-        short[at] = squeeze(&part, LONGEST).into_owned();
-    }
-    short
+        let length = if version.contains(' ') { usize::MAX } else { SHORT.max(common.map_or(0, |common| common + 1)) };
+        squeeze(&version.chars().take(length).collect::<String>(), LONGEST).into_owned()
+    });
+    short.collect()
+}
+
+/// Number of characters at the start that two texts have in common.
+fn common_len(a: &str, b: &str) -> usize {
+    a.chars().zip(b.chars()).take_while(|(a, b)| a == b).count()
 }

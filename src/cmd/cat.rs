@@ -7,15 +7,15 @@ use anyhow::{Context, bail};
 use std::ops::Range;
 use std::path::Path;
 use std::process::ExitCode;
+use weightfs::view::ShownViews;
 use weightfs::write::OutputFile;
 
-/// Writes files.
 pub fn run_cat(args: &CatArgs) -> anyhow::Result<ExitCode> {
     written(write_content(args))
 }
 
 fn write_content(args: &CatArgs) -> anyhow::Result<()> {
-    let files = SourceFiles::open(&args.source, &args.remote, args.lenient, args.numbers.shown(None))?;
+    let files = SourceFiles::open(&args.input, args.numbers.shown(ShownViews::default()))?;
     let mut found = Vec::new();
     for path in &args.paths {
         let content = files.content(path)?;

@@ -1,12 +1,12 @@
 //! `weightfs check`: prints the findings of `inspect::check`.
 
 use crate::cli::CheckArgs;
-use crate::opening::NamedModels;
-use crate::process::logging::complain;
+use crate::opening::{NamedModel, NamedModels};
 #[cfg(feature = "parquet")]
 use crate::process::parquet::rows as index_rows;
-use crate::terminal::output::{ERROR, GOOD, NOTE, StandardOutput, WARNING, pretty, to_stdout};
+use crate::terminal::output::{ERROR, GOOD, NOTE, StandardOutput, WARNING, to_stdout};
 use crate::terminal::progress::ProgressLine;
+use anstyle::Style;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -21,18 +21,21 @@ use weightfs::source::{self, Location};
 use weightfs::text::printable;
 use weightfs::units::{format_size, plural};
 
-/// Exit code if something could not be read or printed.
+/// Exit code if something could not be read.
 const TROUBLE: u8 = 2;
 
 /// Checks each model. The exit code is 0 if all are sound, 1 if an error was found, and 2 if something could not be
 /// read.
 pub fn run_check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
-    let done = to_stdout(|out| {
-        let models = NamedModels::find(&args.sources, &args.remote, out)?;
-        let mut code = if models.failed { TROUBLE } else { 0 };
+    to_stdout(|out| {
+        let models = NamedModels::find(&args.input.sources, &args.input.remote, out)?;
+        let NamedModels { files, copies, failed, mut connecting } = models;
+        let mut code = if failed { TROUBLE } else { 0 };
         // Programs may load a file that no mount shows.
-        for location in models.files.iter().chain(&models.copies) {
-            match check_source(location, args) {
+        for NamedModel { location, top } in files.iter().chain(&copies) {
+            let checked = check_source(location, top.as_ref(), args);
+            drop(connecting.take());
+            match checked {
                 Ok(mut report) => {
                     let counted = report.total(Severity::Error) > 0
                         || args.fail_on_warning && report.total(Severity::Warning) > 0;
@@ -50,10 +53,6 @@ pub fn run_check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
             }
         }
         Ok(ExitCode::from(code))
-    });
-    done.or_else(|error| {
-        complain(&error);
-        Ok(ExitCode::from(TROUBLE))
     })
 }
 
@@ -67,8 +66,8 @@ fn reason(error: &Error) -> String {
     }
 }
 
-fn check_source(location: &Location, args: &CheckArgs) -> Result<CheckReport, Error> {
-    let mut check = ModelCheck::open(location)?;
+fn check_source(location: &Location, top: Option<&Location>, args: &CheckArgs) -> Result<CheckReport, Error> {
+    let mut check = ModelCheck::open(location, top)?;
     check.compare_index(index_rows)?;
     if !args.no_data {
         let progress = ProgressLine::new("checking", check.bytes_to_read(args.values));
@@ -86,15 +85,15 @@ fn index_rows(_: &dyn Source, _: &mut dyn FnMut(&IndexRow) -> bool) -> Result<()
 /// Maximum number of findings of one rule that are printed.
 const SHOWN: u64 = 10;
 
+/// The severities in their order, with their labels and styles.
+const SEVERITIES: [(Severity, &str, Style); 3] =
+    [(Severity::Error, "error", ERROR), (Severity::Warning, "warning", WARNING), (Severity::Note, "note", NOTE)];
+
 fn print_check(report: &mut CheckReport, location: &Location, out: &mut StandardOutput) -> io::Result<()> {
     let findings = report.findings().to_vec();
     for group in findings.chunk_by(|a, b| a.rule == b.rule) {
         let [first, ..] = group else { continue };
-        let (label, style) = match first.severity {
-            Severity::Error => ("error", ERROR),
-            Severity::Warning => ("warning", WARNING),
-            Severity::Note => ("note", NOTE),
-        };
+        let (_, label, style) = SEVERITIES[first.severity as usize];
         for CheckFinding { file, message, .. } in group.iter().take(SHOWN as usize) {
             let label = out.styled(style, label);
             writeln!(out, "{}: {label}: {}", printable(file), printable(message))?;
@@ -112,15 +111,12 @@ fn print_check(report: &mut CheckReport, location: &Location, out: &mut Standard
 
 /// Prints the last line: the result, and what was checked.
 fn summarise(report: &CheckReport, location: &Location, out: &mut StandardOutput) -> io::Result<()> {
-    let counts = [(Severity::Error, "error"), (Severity::Warning, "warning"), (Severity::Note, "note")]
-        .map(|(severity, what)| (report.total(severity), what))
-        .into_iter()
-        .filter(|(count, _)| *count > 0)
-        .map(|(count, what)| plural(count, what));
+    let counts = SEVERITIES.map(|(severity, label, _)| (report.total(severity), label)).into_iter();
+    let counts = counts.filter(|(count, _)| *count > 0).map(|(count, label)| plural(count, label));
     let counts = counts.collect::<Vec<_>>().join(", ");
     let verdict = match (report.total(Severity::Error), &counts[..]) {
-        (0, "") => out.styled(GOOD, "sound".to_owned()),
-        (0, _) => out.styled(GOOD, format!("sound, with {counts}")),
+        (0, "") => out.styled(GOOD, "OK".to_owned()),
+        (0, _) => out.styled(GOOD, format!("OK, with {counts}")),
         _ => out.styled(ERROR, counts),
     };
     let mut facts = vec![format!("{}, {}", plural(report.tensors, "tensor"), format_size(report.nbytes))];
@@ -138,7 +134,7 @@ fn summarise(report: &CheckReport, location: &Location, out: &mut StandardOutput
         let of = if report.files > 1 { format!(" of {}", plural(files, "file")) } else { String::new() };
         facts.push(format!("{} verified{of}", printable(key)));
     }
-    // Values of unknown dtypes and of tensors that were left out are not checked, and overlapping data is not checked
+    // Values of unknown dtypes and of tensors that were skipped are not checked, and overlapping data is not checked
     // twice.
     let not_finite = [
         CheckRule::Nan,
@@ -160,15 +156,14 @@ fn summarise(report: &CheckReport, location: &Location, out: &mut StandardOutput
     writeln!(out, "{}: {verdict} ({})", printable(&location.to_string()), facts.join("; "))
 }
 
-fn print_check_json(report: &mut CheckReport, location: &Location, out: &mut StandardOutput) -> io::Result<()> {
+fn print_check_json(report: &mut CheckReport, location: &Location, out: &mut StandardOutput) -> anyhow::Result<()> {
     let findings = report.findings().to_vec();
     let errors = report.total(Severity::Error);
     let verified = report.verified.iter().map(|(file, key)| json!({"file": file, "key": key}));
-    let object = json!({
-        "source": location.to_string(), "sound": errors == 0, "errors": errors,
+    out.print_json(&json!({
+        "source": location.to_string(), "ok": errors == 0, "errors": errors,
         "warnings": report.total(Severity::Warning), "notes": report.total(Severity::Note), "files": report.files, "tensors": report.tensors,
         "nbytes": report.nbytes, "alignment": report.alignment, "values": report.values, "unsearched": report.unsearched,
         "verified": verified.collect::<Vec<_>>(), "findings": findings,
-    });
-    writeln!(out, "{}", pretty(&object)?)
+    }))
 }

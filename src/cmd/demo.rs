@@ -5,7 +5,6 @@
 //! random, and the same on every machine.
 
 use crate::cli::DemoArgs;
-use anyhow::{Context, bail};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::io::Write;
@@ -22,12 +21,10 @@ const LAYERS: usize = 4;
 /// Writes the demonstration model, and prints what to do with it.
 pub fn run_demo(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     let path = &args.file;
-    if !args.force && !is_stdout(path) && path.symlink_metadata().is_ok() {
-        bail!("{}: exists; --force replaces it", path.display());
-    }
+    let mut output = OutputFile::create(path, 0o666)?;
+    output.check_force(args.force)?;
     let bytes = demo_file()?;
-    let output = OutputFile::create(path, 0o666)?;
-    output.file().write_all(&bytes).with_context(|| path.display().to_string())?;
+    output.write(&bytes)?;
     output.commit()?;
     if !is_stdout(path) {
         let shown = printable(&path.to_string_lossy()).into_owned();
@@ -37,7 +34,6 @@ pub fn run_demo(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A tensor of the demonstration model.
 struct DemoTensor {
     name: String,
     dtype: &'static str,
@@ -45,12 +41,10 @@ struct DemoTensor {
     bytes: Vec<u8>,
 }
 
-/// The demonstration model as a safetensors file.
 fn demo_file() -> anyhow::Result<Vec<u8>> {
     let mut tensors = demo_tensors();
     // Wide elements first, as the official writer does, so that all data is aligned.
-    let width = |dtype| ["F32", "BF16"].iter().position(|wide| *wide == dtype).unwrap_or(2);
-    tensors.sort_by(|a, b| (width(a.dtype), &a.name).cmp(&(width(b.dtype), &b.name)));
+    tensors.sort_by_cached_key(|DemoTensor { name, dtype, .. }| (*dtype != "F32", *dtype != "BF16", name.clone()));
     let data = tensors.iter().map(|tensor| &tensor.bytes[..]).collect::<Vec<_>>().concat();
     let mut header = serde_json::Map::new();
     header.insert(

@@ -2,14 +2,14 @@
 
 use crate::cli::DiffArgs;
 use crate::opening::{self, SourceLocator};
-use crate::process::logging::complain;
-use crate::terminal::comparison::{self, ComparedTensor, ModelComparison};
+use crate::terminal::comparison::{ComparedTensor, ModelComparison};
 use crate::terminal::deviation::{DeviationFinding, ValueDeviations};
 use crate::terminal::output::{StandardOutput, pretty, to_stdout};
 use crate::terminal::progress::ProgressLine;
+use crate::terminal::report;
 use anyhow::bail;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
@@ -18,15 +18,13 @@ use weightfs::codec::quantized::QuantizedPart;
 use weightfs::compare::{
     ComparablePair, SharedFiles, StoredTensor, TensorPair, deviations, differences, have_same_bytes, obstacle,
 };
-use weightfs::model::{Catalog, Model, ModelDiff, ModelId, OpenedModel, Tensor, TensorId, TensorPartners};
+use weightfs::model::{Catalog, Model, ModelDiff, ModelId, OpenedModel, TensorId, TensorPartners};
 use weightfs::source::Location;
 use weightfs::view;
 
-/// Exit codes, as in diff(1).
-const DIFFERENT: u8 = 1;
-const TROUBLE: u8 = 2;
+const COMPARING: &str = "comparing";
 
-/// Compares two models. The exit code is 0 if they are the same, 1 if they differ, and 2 if they cannot be compared.
+/// Compares two models. The exit code is 0 if they are the same, and 1 if they differ.
 pub fn run_diff(args: &DiffArgs) -> anyhow::Result<ExitCode> {
     let mut is_same = false;
     let printed = to_stdout(|out| {
@@ -35,96 +33,73 @@ pub fn run_diff(args: &DiffArgs) -> anyhow::Result<ExitCode> {
         out.write_all(text.as_bytes())?;
         Ok(ExitCode::SUCCESS)
     });
-    Ok(match printed {
-        // `is_same` is set before the output, so the exit code is right even if the pipe is closed.
-        Ok(_) if is_same => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::from(DIFFERENT),
-        Err(error) => {
-            complain(&error);
-            ExitCode::from(TROUBLE)
-        }
-    })
+    // `is_same` is set before the output, so the exit code is right even if the pipe is closed.
+    printed.map(|_| ExitCode::from(u8::from(!is_same)))
 }
 
 /// Whether nothing differs, and the text of the report.
 fn compare(args: &DiffArgs, out: &StandardOutput) -> anyhow::Result<(bool, String)> {
-    let mode = opening::parse_mode(args.lenient);
-    opening::prepare_process()?;
-    let mut locator = SourceLocator::new(&args.remote);
-    let (at_a, at_b) = (&locator.locate(&args.a)?, &locator.locate(&args.b)?);
-    match (opening::open_any_model(at_a, mode)?, opening::open_any_model(at_b, mode)?) {
+    let mut locator = SourceLocator::for_command(&args.open.remote)?;
+    let (at_a, a) = &locator.open(&args.a, args.open.mode())?;
+    let (at_b, b) = &locator.open(&args.b, args.open.mode())?;
+    match (a, b) {
         (OpenedModel::Model(a), OpenedModel::Model(b)) => {
-            compare_models((at_a, &a), (at_b, &b), args, |report| render_diff(report, args, out))
+            let report = compare_models((at_a, a), (at_b, b), args)?;
+            Ok((report.is_same(), report.render(args, out)?))
         }
-        (OpenedModel::Catalog(a), OpenedModel::Catalog(b)) => compare_catalogs((at_a, &*a), (at_b, &*b), args, out),
-        (OpenedModel::Catalog(catalog), _) => bail!("{}", opening::several_models(at_a, &catalog)),
-        (_, OpenedModel::Catalog(catalog)) => bail!("{}", opening::several_models(at_b, &catalog)),
+        (OpenedModel::Catalog(a), OpenedModel::Catalog(b)) => compare_catalogs((at_a, a), (at_b, b), args, out),
+        (OpenedModel::Catalog(catalog), _) => bail!("{}", opening::several_models(at_a, catalog)),
+        (_, OpenedModel::Catalog(catalog)) => bail!("{}", opening::several_models(at_b, catalog)),
     }
 }
 
-/// A report on two models.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum DiffReport<'m> {
     /// The differences of their headers and of the stored data.
     Stored(ModelComparison<'m>),
     /// The differences of their values.
-    Numbers(ValueDeviations<'m>),
+    Values(ValueDeviations<'m>),
 }
 
 impl DiffReport<'_> {
     fn is_same(&self) -> bool {
         match self {
-            Self::Stored(report) => report.is_same(),
-            Self::Numbers(report) => report.is_same(),
+            Self::Stored(report) => report.same,
+            Self::Values(report) => report.same,
         }
     }
 
-    fn text(&self, out: &StandardOutput) -> String {
-        match self {
-            Self::Stored(report) => report.text(out),
-            Self::Numbers(report) => report.text(out),
+    fn render(&self, args: &DiffArgs, out: &StandardOutput) -> anyhow::Result<String> {
+        if args.json {
+            return Ok(pretty(self)? + "\n");
         }
-    }
-
-    fn markdown(&self) -> String {
-        match self {
-            Self::Stored(report) => report.markdown(),
-            Self::Numbers(report) => report.markdown(),
-        }
+        let page = match self {
+            Self::Stored(report) => report.page(),
+            Self::Values(report) => report.page(),
+        };
+        Ok(if args.markdown { page.markdown() } else { page.text(out) })
     }
 }
 
-fn render_diff(report: &DiffReport, args: &DiffArgs, out: &StandardOutput) -> anyhow::Result<String> {
-    Ok(match (args.json, args.markdown) {
-        (true, _) => pretty(report)? + "\n",
-        (_, true) => report.markdown(),
-        _ => report.text(out),
-    })
-}
-
-/// Whether two models are the same, and the report as formatted by `render`.
-fn compare_models<T>(
-    a: (&Location, &Model),
-    b: (&Location, &Model),
+fn compare_models<'m>(
+    a: (&Location, &'m Model),
+    b: (&Location, &'m Model),
     args: &DiffArgs,
-    render: impl FnOnce(&DiffReport) -> anyhow::Result<T>,
-) -> anyhow::Result<(bool, T)> {
-    let report = if args.values {
-        for (location, model) in [a, b] {
-            for warning in model.quantized().warnings() {
-                log::warn!("{location}: not dequantized: {warning}; the stored numbers are compared");
-            }
-        }
-        let partners = TensorPartners::new(a.1, b.1);
-        let found = compare_numbers(a.1, b.1, &partners)?;
-        DiffReport::Numbers(ValueDeviations::new(a, b, &partners, found))
-    } else {
+) -> anyhow::Result<DiffReport<'m>> {
+    if !args.values {
         let diff = ModelDiff::new(a.1, b.1);
         let data = if args.data { Some(compare_data(a.1, b.1, &diff)?) } else { None };
-        DiffReport::Stored(ModelComparison::new(a, b, &diff, data.as_deref()))
-    };
-    Ok((report.is_same(), render(&report)?))
+        return Ok(DiffReport::Stored(ModelComparison::new(a, b, &diff, data.as_deref())));
+    }
+    for (location, model) in [a, b] {
+        for warning in model.quantized.warnings() {
+            log::warn!("{location}: not dequantized: {warning}; the stored numbers are compared");
+        }
+    }
+    let partners = TensorPartners::new(a.1, b.1);
+    let found = compare_numbers(a.1, b.1, &partners)?;
+    Ok(DiffReport::Values(ValueDeviations::new(a, b, &partners, found)))
 }
 
 /// Compares two directories of models: each model with the one that has the same path in a mount.
@@ -135,100 +110,113 @@ fn compare_catalogs(
     out: &StandardOutput,
 ) -> anyhow::Result<(bool, String)> {
     let (paths_a, paths_b) = (a.paths(), b.paths());
-    let only = |some: &BTreeMap<PathBuf, ModelId>, other: &BTreeMap<PathBuf, ModelId>| -> Vec<String> {
-        let paths = some.keys().filter(|path| !other.contains_key(*path));
-        paths.map(|path| path.to_string_lossy().into_owned()).collect()
-    };
-    let (removed, added) = (only(&paths_a, &paths_b), only(&paths_b, &paths_a));
+    let (removed, added) = (paths_without(&paths_a, &paths_b), paths_without(&paths_b, &paths_a));
     let (mut alike, mut texts, mut reports) = (0, Vec::new(), BTreeMap::new());
+    let mut same = added.is_empty() && removed.is_empty();
     for (path, id_a) in &paths_a {
         let Some(id_b) = paths_b.get(path) else { continue };
         let (path_a, path_b) = (at_a.join(path), at_b.join(path));
-        let (model_a, model_b) =
-            (opening::open_catalog_model(a, *id_a, &path_a)?, opening::open_catalog_model(b, *id_b, &path_b)?);
-        let render_one = |report: &DiffReport| match args.json {
-            true => Ok((String::new(), serde_json::to_value(report)?)),
-            false => Ok((render_diff(report, args, out)?, Value::Null)),
-        };
-        let (same, (text, report)) = compare_models((&path_a, &model_a), (&path_b, &model_b), args, render_one)?;
-        alike += usize::from(same);
-        texts.extend((!same).then_some(text));
-        reports.insert(path.to_string_lossy(), report);
+        let model_a = opening::open_catalog_model(a, *id_a, &path_a)?;
+        let model_b = opening::open_catalog_model(b, *id_b, &path_b)?;
+        let report = compare_models((&path_a, &model_a), (&path_b, &model_b), args)?;
+        if args.json {
+            reports.insert(path.to_string_lossy(), serde_json::to_value(&report)?);
+        } else if !report.is_same() {
+            texts.push(report.render(args, out)?);
+        }
+        alike += usize::from(report.is_same());
+        same &= report.is_same();
     }
-    let same = added.is_empty() && removed.is_empty() && alike == reports.len();
     let text = match args.json {
         true => pretty(&json!({"same": same, "added": added, "removed": removed, "models": reports}))? + "\n",
-        false => comparison::catalogs(&removed, &added, alike, &texts, (!args.markdown).then_some(out)),
+        false => report::catalogs(&removed, &added, alike, &texts, (!args.markdown).then_some(out)),
     };
     Ok((same, text))
 }
 
+fn paths_without(paths: &BTreeMap<PathBuf, ModelId>, others: &BTreeMap<PathBuf, ModelId>) -> Vec<String> {
+    let paths = paths.keys().filter(|path| !others.contains_key(*path));
+    paths.map(|path| path.to_string_lossy().into_owned()).collect()
+}
+
+/// A model whose stored tensors are compared.
+struct StoredSide<'m> {
+    model: &'m Model,
+    files: SharedFiles,
+}
+
+impl<'m> StoredSide<'m> {
+    fn new(model: &'m Model) -> Self {
+        Self { model, files: SharedFiles::new(&model.sources) }
+    }
+
+    fn stored(&self, id: TensorId) -> StoredTensor<'_> {
+        let tensor = self.model.tensor(id);
+        StoredTensor { files: &self.files, data: self.model.data(&tensor), runs: self.model.runs(&tensor) }
+    }
+}
+
 /// The differences of the data of each tensor that both models have and whose values can be compared.
 fn compare_data(a: &Model, b: &Model, diff: &ModelDiff) -> anyhow::Result<Vec<ComparedTensor>> {
-    let (files_a, files_b) = (SharedFiles::new(a.sources()), SharedFiles::new(b.sources()));
-    let pair = |(id_a, id_b): &(TensorId, TensorId)| {
-        let (tensor_a, tensor_b) = (a.tensor(*id_a), b.tensor(*id_b));
-        let stored_a = StoredTensor { files: &files_a, data: a.data(&tensor_a), runs: a.runs(&tensor_a) };
-        let stored_b = StoredTensor { files: &files_b, data: b.data(&tensor_b), runs: b.runs(&tensor_b) };
-        let (info_a, info_b) = (tensor_a.info, tensor_b.info);
-        if info_a.dtype == info_b.dtype {
-            return Some(TensorPair::new(info_a.dtype, info_a.nbytes(), &stored_a, &stored_b));
+    let (side_a, side_b) = (StoredSide::new(a), StoredSide::new(b));
+    let (mut compared, mut pairs, mut nbytes) = (Vec::new(), Vec::new(), 0);
+    for ids in diff.alike.iter().chain(&diff.changed) {
+        let (info_a, info_b) = (a.tensor(ids.0).info, b.tensor(ids.1).info);
+        let (side_of_a, side_of_b) = ((info_a.dtype, info_a.shape), (info_b.dtype, info_b.shape));
+        if side_of_a != side_of_b && obstacle(side_of_a, side_of_b).is_some() {
+            continue;
         }
-        let side_a = (info_a.dtype, info_a.nbytes(), &stored_a);
-        TensorPair::converted(side_a, (info_b.dtype, &stored_b))
-    };
-    let is_comparable = |(id_a, id_b): &&(TensorId, TensorId)| {
-        let (info_a, info_b) = (a.tensor(*id_a).info, b.tensor(*id_b).info);
-        obstacle((info_a.dtype, info_a.shape), (info_b.dtype, info_b.shape)).is_none()
-    };
-    let all = diff.alike.iter().chain(diff.changed.iter().filter(is_comparable));
-    let (ids, pairs): (Vec<_>, Vec<TensorPair>) = all.filter_map(|ids| Some((*ids, pair(ids)?))).unzip();
-    let progress = ProgressLine::new("comparing", ids.iter().map(|ids| a.tensor(ids.0).info.nbytes()).sum());
+        let (stored_a, stored_b) = (side_a.stored(ids.0), side_b.stored(ids.1));
+        let pair = match info_a.dtype == info_b.dtype {
+            true => Some(TensorPair::new(info_a.dtype, info_a.nbytes(), &stored_a, &stored_b)),
+            false => TensorPair::converted((info_a.dtype, info_a.nbytes(), &stored_a), (info_b.dtype, &stored_b)),
+        };
+        if let Some(pair) = pair {
+            compared.push(*ids);
+            pairs.push(pair);
+            nbytes += info_a.nbytes();
+        }
+    }
+    let progress = ProgressLine::new(COMPARING, nbytes);
     let found = differences(&pairs, &|bytes| progress.add(bytes))?;
     // Shared blocks are not read, so a changed file may not have been detected yet.
     a.verify()?;
     b.verify()?;
-    let compared = ids.into_iter().zip(&pairs).zip(found);
-    Ok(compared.map(|((ids, pair), difference)| ComparedTensor { ids, common: pair.common(), difference }).collect())
+    let compared = compared.into_iter().zip(&pairs).zip(found);
+    Ok(compared.map(|((ids, pair), difference)| ComparedTensor { ids, common: pair.common, difference }).collect())
 }
 
-/// Compares the numbers of each pair.
 fn compare_numbers(a: &Model, b: &Model, partners: &TensorPartners) -> anyhow::Result<Vec<DeviationFinding>> {
-    let numbers = |(id_a, id_b): &(TensorId, TensorId)| (a.numbers(*id_a, true), b.numbers(*id_b, true));
-    let nbytes = |model: &Model, id: TensorId| {
-        let weight = model.quantized().weight(id);
-        weight.map_or_else(|| model.tensor(id).info.nbytes(), |weight| weight.bytes)
-    };
-    let sizes = partners.pairs.iter().map(|(id_a, id_b)| nbytes(a, *id_a).saturating_add(nbytes(b, *id_b)));
+    let sizes = partners.pairs.iter().map(|(id_a, id_b)| stored_size(a, *id_a).saturating_add(stored_size(b, *id_b)));
     let sizes: Vec<u64> = sizes.collect();
-    let progress = ProgressLine::new("comparing", sizes.iter().copied().fold(0, u64::saturating_add));
+    let progress = ProgressLine::new(COMPARING, sizes.iter().copied().fold(0, u64::saturating_add));
     let same = are_stored_alike(a, b, partners)?;
     let mut found = Vec::with_capacity(partners.pairs.len());
     // The positions of the pairs whose numbers have to be compared.
     let (mut left, mut comparable) = (Vec::new(), Vec::new());
-    for (at, pair) in partners.pairs.iter().enumerate() {
-        let (of_a, of_b) = numbers(pair);
+    for (at, (id_a, id_b)) in partners.pairs.iter().enumerate() {
+        let (of_a, of_b) = (a.numbers(*id_a, true), b.numbers(*id_b, true));
         let obstacle = obstacle((of_a.dtype(), of_a.shape()), (of_b.dtype(), of_b.shape()));
-        found.push(match obstacle.filter(|_| !same[at]) {
-            Some(obstacle) => DeviationFinding::NotCompared(obstacle),
-            None => DeviationFinding::Same,
-        });
-        if !same[at] && matches!(found[at], DeviationFinding::Same) {
+        if same[at] || obstacle.is_some() {
+            progress.add(sizes[at]);
+        } else {
             left.push(at);
             comparable.push(ComparablePair { dtypes: [of_a.dtype(), of_b.dtype()], elements: of_a.elements() });
-        } else {
-            progress.add(sizes[at]);
         }
+        found.push(obstacle.filter(|_| !same[at]).map_or(DeviationFinding::Same, DeviationFinding::NotCompared));
     }
-    let open = |at: usize| {
-        let (of_a, of_b) = numbers(&partners.pairs[left[at]]);
-        [view::numbers(a, &of_a), view::numbers(b, &of_b)]
-    };
-    let advance = |at: usize, elements: u64| {
-        let bytes = u128::from(sizes[left[at]]) * u128::from(elements) / u128::from(comparable[at].elements.max(1));
-        progress.add(bytes as u64);
-    };
-    for (at, deviation) in left.iter().zip(deviations(&comparable, &open, &advance)?) {
+    let compared = deviations(
+        &comparable,
+        &|at| {
+            let (id_a, id_b) = partners.pairs[left[at]];
+            [view::numbers(a, &a.numbers(id_a, true)), view::numbers(b, &b.numbers(id_b, true))]
+        },
+        &|at, elements| {
+            let (bytes, all) = (u128::from(sizes[left[at]]), comparable[at].elements.max(1));
+            progress.add((bytes * u128::from(elements) / u128::from(all)) as u64);
+        },
+    )?;
+    for (at, deviation) in left.iter().zip(compared) {
         found[*at] = DeviationFinding::Compared(deviation);
     }
     // Shared blocks are not read, so a changed file may not have been detected yet.
@@ -237,37 +225,47 @@ fn compare_numbers(a: &Model, b: &Model, partners: &TensorPartners) -> anyhow::R
     Ok(found)
 }
 
+/// The size of a tensor, with the companions of a quantized weight.
+fn stored_size(model: &Model, id: TensorId) -> u64 {
+    model.quantized.weight(id).map_or_else(|| model.tensor(id).info.nbytes(), |weight| weight.bytes)
+}
+
 /// Whether both tensors of each pair are stored in the same way and with the same bytes, including the companions. If
 /// so, they have the same numbers.
 fn are_stored_alike(a: &Model, b: &Model, partners: &TensorPartners) -> anyhow::Result<Vec<bool>> {
-    let (files_a, files_b) = (SharedFiles::new(a.sources()), SharedFiles::new(b.sources()));
-    let pair = |id_a: TensorId, id_b: TensorId| {
-        let (tensor_a, tensor_b): (Tensor, Tensor) = (a.tensor(id_a), b.tensor(id_b));
-        let len = tensor_a.info.nbytes();
-        let stored_a = StoredTensor { files: &files_a, data: a.data(&tensor_a), runs: a.runs(&tensor_a) };
-        let stored_b = StoredTensor { files: &files_b, data: b.data(&tensor_b), runs: b.runs(&tensor_b) };
-        (len == tensor_b.info.nbytes()).then(|| TensorPair::new(tensor_a.info.dtype, len, &stored_a, &stored_b))
-    };
-    // The tensors whose bytes are to be compared; `None` if the numbers are stored in different ways.
-    let stored = |(id_a, id_b): &(TensorId, TensorId)| -> Option<Vec<TensorPair>> {
-        let (of_a, of_b) = (a.numbers(*id_a, true), b.numbers(*id_b, true));
-        match (of_a.weight, of_b.weight) {
-            (None, None) => {
-                let (info_a, info_b) = (&of_a.tensor.info, &of_b.tensor.info);
-                let is_alike = (info_a.dtype, info_a.shape) == (info_b.dtype, info_b.shape);
-                pair(*id_a, *id_b).filter(|_| is_alike).map(|pair| vec![pair])
-            }
-            (Some(of_a), Some(of_b)) if of_a.class == of_b.class => {
-                let parts = QuantizedPart::ALL.into_iter().map(|part| (of_a.part(part), of_b.part(part)));
-                let parts = parts.filter(|parts| *parts != (None, None));
-                parts.map(|(of_a, of_b)| pair(TensorId::new(of_a?), TensorId::new(of_b?))).collect()
-            }
-            _ => None,
-        }
-    };
-    let (at, groups): (Vec<usize>, Vec<Vec<TensorPair>>) =
-        partners.pairs.iter().enumerate().filter_map(|(at, ids)| Some((at, stored(ids)?))).unzip();
+    let (side_a, side_b) = (StoredSide::new(a), StoredSide::new(b));
+    let pairs = partners.pairs.iter().enumerate();
+    let comparable = pairs.filter_map(|(at, ids)| Some((at, same_way(&side_a, &side_b, *ids)?)));
+    let (at, groups): (Vec<usize>, Vec<Vec<TensorPair>>) = comparable.unzip();
     let mut alike = vec![false; partners.pairs.len()];
     at.into_iter().zip(have_same_bytes(&groups)?).for_each(|(at, same)| alike[at] = same);
     Ok(alike)
+}
+
+/// The tensors whose bytes are to be compared; `None` if the numbers are stored in different ways.
+fn same_way<'m>(
+    a: &StoredSide<'m>,
+    b: &StoredSide<'m>,
+    (id_a, id_b): (TensorId, TensorId),
+) -> Option<Vec<TensorPair<'m>>> {
+    let (of_a, of_b) = (a.model.numbers(id_a, true), b.model.numbers(id_b, true));
+    match (of_a.weight, of_b.weight) {
+        (None, None) => {
+            let (info_a, info_b) = (&of_a.tensor.info, &of_b.tensor.info);
+            let is_alike = (info_a.dtype, info_a.shape) == (info_b.dtype, info_b.shape);
+            Some(vec![same_size(a, b, (id_a, id_b)).filter(|_| is_alike)?])
+        }
+        (Some(of_a), Some(of_b)) if of_a.class == of_b.class => {
+            let parts = QuantizedPart::ALL.into_iter().map(|part| (of_a.part(part), of_b.part(part)));
+            let parts = parts.filter(|parts| *parts != (None, None));
+            parts.map(|(part_a, part_b)| same_size(a, b, (TensorId::new(part_a?), TensorId::new(part_b?)))).collect()
+        }
+        _ => None,
+    }
+}
+
+fn same_size<'m>(a: &StoredSide<'m>, b: &StoredSide<'m>, ids: (TensorId, TensorId)) -> Option<TensorPair<'m>> {
+    let (info_a, info_b) = (a.model.tensor(ids.0).info, b.model.tensor(ids.1).info);
+    let len = info_a.nbytes();
+    (len == info_b.nbytes()).then(|| TensorPair::new(info_a.dtype, len, &a.stored(ids.0), &b.stored(ids.1)))
 }

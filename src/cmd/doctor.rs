@@ -1,13 +1,15 @@
 //! `weightfs doctor`: finds out what prevents mounting on this machine, and how to fix it. Changes nothing
 //! but the cache.
 
-use crate::cli::{DoctorArgs, RemoteArgs, SourceArg};
+use crate::cli::DoctorArgs;
+use crate::cli::source::{RemoteArgs, SourceArg};
 use crate::opening::{self, SourceLocator};
 use crate::process::logging::reason;
 use crate::process::mounts::{self, FUSERMOUNT, MountInfo};
 use crate::process::probe::{self, DaemonHealth};
-use crate::process::sandbox;
-use crate::terminal::output::{ERROR, GOOD, StandardOutput, WARNING, pretty, to_stdout};
+use crate::process::sandbox::files::try_landlock;
+use crate::terminal::output::{ERROR, GOOD, StandardOutput, WARNING, to_stdout, wrap_words};
+use anstyle::Style;
 use caps::{CapSet, Capability};
 use nix::errno::Errno;
 use nix::sys::statvfs::{FsFlags, statvfs};
@@ -18,7 +20,6 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::ExitCode;
-use unicode_width::UnicodeWidthStr;
 use weightfs::format::ParseMode;
 use weightfs::fuse::DEVICE;
 use weightfs::model::{self, OpenedModel};
@@ -26,29 +27,68 @@ use weightfs::source::{self, RemoteFailure};
 use weightfs::text::{message, shell_word};
 use weightfs::units::plural;
 
-/// The configuration file of libfuse.
 const FUSE_CONF: &str = "/etc/fuse.conf";
 
 /// Read-ahead of a mount, in KiB, as root sets it when it mounts.
 const READ_AHEAD: u32 = 1024;
+
+/// Width of the longest state, `warning`.
+const STATE_WIDTH: usize = 7;
+
+/// Width of the longest name of a check, `allow_other`.
+const CHECK_WIDTH: usize = 11;
 
 /// Prints a finding for each thing that mounting needs. The exit code is 1 if something prevents mounting.
 pub fn run_doctor(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     opening::prepare_process()?;
     // This comes first, because it forks, and other checks start threads.
     let mounted = mounted();
-    let mut findings = vec![check_device(), permission(), allow_other(), landlock(), seccomp()];
-    findings.extend(mounted);
-    let url = args.source.as_ref().filter(|source| source.path().is_none());
-    let remedy = remote(url, &args.remote, &mut findings);
-    findings.extend(args.source.as_ref().map(|source| opened(source, &args.remote, remedy)));
-    let failures = findings.iter().filter(|finding| finding.state == FindingState::Failure).count();
     to_stdout(|out| {
-        if args.json {
-            let list: Vec<Value> = findings.iter().map(DoctorFinding::to_json).collect();
-            writeln!(out, "{}", pretty(&json!({ "ok": failures == 0, "findings": list }))?)?;
+        let mut report = DoctorReport { out, json: args.json, findings: Vec::new() };
+        report.add("device", check_device())?;
+        report.add("permission", permission())?;
+        report.add("allow_other", allow_other())?;
+        report.add("Landlock", landlock())?;
+        report.add("seccomp", seccomp())?;
+        for verdict in mounted {
+            report.add("mounts", verdict)?;
+        }
+        let remedy = check_remote(args.source.as_ref(), &args.remote, &mut report)?;
+        if let Some(source) = &args.source {
+            let (check, verdict) = open_checked(source, &args.remote, remedy);
+            report.add(check, verdict)?;
+        }
+        report.end()
+    })
+}
+
+/// The findings so far. Each is printed as soon as it is known, because the next one may wait for a network.
+struct DoctorReport<'a> {
+    out: &'a mut StandardOutput,
+    json: bool,
+    findings: Vec<DoctorFinding>,
+}
+
+impl DoctorReport<'_> {
+    fn add(&mut self, check: &'static str, verdict: DoctorVerdict) -> anyhow::Result<()> {
+        let finding = (check, verdict);
+        if !self.json {
+            print_finding(&finding, self.out)?;
+            self.out.flush()?;
+        }
+        self.findings.push(finding);
+        Ok(())
+    }
+
+    /// Prints the conclusion. The exit code is 1 if something prevents mounting.
+    fn end(self) -> anyhow::Result<ExitCode> {
+        let Self { out, json, findings } = self;
+        let troubles = findings.iter().filter_map(|(_, verdict)| verdict.as_ref().err());
+        let failures = troubles.filter(|trouble| trouble.is_fatal).count();
+        if json {
+            let list: Vec<Value> = findings.iter().map(finding_to_json).collect();
+            out.print_json(&json!({ "ok": failures == 0, "findings": list }))?;
         } else {
-            print_finding(&findings, out)?;
             match failures as u64 {
                 0 => writeln!(out, "\nnothing prevents mounting")?,
                 1 => writeln!(out, "\n1 problem prevents mounting")?,
@@ -56,97 +96,63 @@ pub fn run_doctor(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
             }
         }
         Ok(ExitCode::from(u8::from(failures > 0)))
-    })
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FindingState {
-    Good,
-    /// Something works worse, or only for some users.
-    Warning,
-    /// Mounting is impossible.
-    Failure,
-}
-
-impl FindingState {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Good => "ok",
-            Self::Warning => "warning",
-            Self::Failure => "failure",
-        }
     }
 }
 
-/// What was found out about one thing.
-struct DoctorFinding {
-    check: &'static str,
-    state: FindingState,
+/// The subject of a check, and its result.
+type DoctorFinding = (&'static str, DoctorVerdict);
+
+/// A line about what is good, or a trouble.
+type DoctorVerdict = Result<String, DoctorTrouble>;
+
+struct DoctorTrouble {
+    /// Whether mounting is impossible. Otherwise, something works worse, or only for some users.
+    is_fatal: bool,
     /// One line.
     text: String,
-    /// What the user can do about it; `None` if the text says that already.
-    remedy: Option<String>,
+    /// The remedy, for the user.
+    remedy: String,
 }
 
-impl DoctorFinding {
-    fn good(check: &'static str, text: impl Into<String>) -> Self {
-        Self { check, state: FindingState::Good, text: text.into(), remedy: None }
-    }
+fn warning(text: impl Into<String>, remedy: impl Into<String>) -> DoctorVerdict {
+    Err(DoctorTrouble { is_fatal: false, text: text.into(), remedy: remedy.into() })
+}
 
-    fn warning(check: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { check, state: FindingState::Warning, text: text.into(), remedy: Some(remedy.into()) }
-    }
+fn failure(text: impl Into<String>, remedy: impl Into<String>) -> DoctorVerdict {
+    Err(DoctorTrouble { is_fatal: true, text: text.into(), remedy: remedy.into() })
+}
 
-    fn failure(check: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { check, state: FindingState::Failure, text: text.into(), remedy: Some(remedy.into()) }
-    }
-
-    fn to_json(&self) -> Value {
-        let Self { check, state, text, remedy } = self;
-        json!({ "check": check, "state": state.name(), "finding": text, "remedy": remedy })
+/// The state in words, its style, the text and the remedy.
+fn described(verdict: &DoctorVerdict) -> (&'static str, Style, &str, Option<&str>) {
+    match verdict {
+        Ok(text) => ("ok", GOOD, text, None),
+        Err(DoctorTrouble { is_fatal: false, text, remedy }) => ("warning", WARNING, text, Some(remedy)),
+        Err(DoctorTrouble { is_fatal: true, text, remedy }) => ("failure", ERROR, text, Some(remedy)),
     }
 }
 
-/// Prints a line for each finding, and below it the remedy. Long lines are wrapped on a terminal.
-fn print_finding(findings: &[DoctorFinding], out: &mut StandardOutput) -> io::Result<()> {
-    let width = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
-    // The width of the longest state, and two gaps.
-    let indent = 7 + 2 + width + 2;
+fn finding_to_json((check, verdict): &DoctorFinding) -> Value {
+    let (state, _, text, remedy) = described(verdict);
+    json!({ "check": check, "state": state, "finding": text, "remedy": remedy })
+}
+
+/// Prints a line for a finding, and below it the remedy. Long lines are wrapped on a terminal.
+fn print_finding((check, verdict): &DoctorFinding, out: &mut StandardOutput) -> io::Result<()> {
+    let indent = STATE_WIDTH + 2 + CHECK_WIDTH + 2;
     let columns = if out.is_terminal { out.width.saturating_sub(indent).max(40) } else { usize::MAX };
-    for DoctorFinding { check, state, text, remedy } in findings {
-        let style = match state {
-            FindingState::Good => GOOD,
-            FindingState::Warning => WARNING,
-            FindingState::Failure => ERROR,
-        };
-        let gap = " ".repeat(7 - state.name().len());
-        write!(out, "{}{gap}  {check:width$}  ", out.styled(style, state.name()))?;
-        let remedy = remedy.as_ref().map(|remedy| format!("remedy: {remedy}"));
-        let lines = [Some(text), remedy.as_ref()].into_iter().flatten();
-        let lines: Vec<String> = lines.flat_map(|line| wrapped(&message(line), columns)).collect();
-        writeln!(out, "{}", lines.join(&format!("\n{}", " ".repeat(indent))))?;
-    }
-    Ok(())
+    let (state, style, text, remedy) = described(verdict);
+    let gap = " ".repeat(STATE_WIDTH - state.len());
+    write!(out, "{}{gap}  {check:CHECK_WIDTH$}  ", out.styled(style, state))?;
+    let remedy = remedy.map(|remedy| format!("remedy: {remedy}"));
+    let lines = [Some(text), remedy.as_deref()].into_iter().flatten();
+    let lines: Vec<String> = lines.flat_map(|line| wrap_words(&message(line), columns)).collect();
+    writeln!(out, "{}", lines.join(&format!("\n{}", " ".repeat(indent))))
 }
 
-/// The lines of a text of at most `columns` columns, unless a word is longer.
-fn wrapped(text: &str, columns: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        match lines.last_mut() {
-            Some(line) if line.is_empty() => line.push_str(word),
-            Some(line) if line.width() + 1 + word.width() <= columns => line.extend([" ", word]),
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
-}
-
-fn check_device() -> DoctorFinding {
-    const CHECK: &str = "device";
+fn check_device() -> DoctorVerdict {
     let container = "give it to the container (--device /dev/fuse)";
     let Err(error) = OpenOptions::new().read(true).write(true).open(DEVICE) else {
-        return DoctorFinding::good(CHECK, format!("{DEVICE} can be opened"));
+        return Ok(format!("{DEVICE} can be opened"));
     };
     let errno = error.raw_os_error().map(Errno::from_raw);
     let remedy = match errno {
@@ -158,39 +164,35 @@ fn check_device() -> DoctorFinding {
         _ => container.to_owned(),
     };
     let what = errno.map_or_else(|| error.to_string(), |errno| errno.desc().to_owned());
-    DoctorFinding::failure(CHECK, format!("{DEVICE}: {what}"), remedy)
+    failure(format!("{DEVICE}: {what}"), remedy)
 }
 
 /// Whether this user may mount: root by mount(2), other users by the setuid program of libfuse.
-fn permission() -> DoctorFinding {
-    const CHECK: &str = "permission";
+fn permission() -> DoctorVerdict {
     let is_root = geteuid().is_root();
     if is_root && caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false) {
-        return DoctorFinding::good(CHECK, "root may mount");
+        return Ok("root may mount".into());
     }
     let helper = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
         .map(|dir| dir.join(FUSERMOUNT))
         .find(|path| path.is_file());
     let container = "give the container CAP_SYS_ADMIN (--cap-add SYS_ADMIN)";
-    let Some(helper) = helper else {
-        return match is_root {
-            true => DoctorFinding::failure(CHECK, "root has no CAP_SYS_ADMIN here, and may not mount", container),
-            false => DoctorFinding::failure(
-                CHECK,
-                format!("{FUSERMOUNT} is missing; users other than root need it to mount"),
-                "install the package fuse3",
-            ),
-        };
-    };
-    let shown = helper.display();
-    if is_root {
-        let text = format!("root has no CAP_SYS_ADMIN here; {shown} mounts instead, which may not be permitted");
-        return DoctorFinding::warning(CHECK, text, container);
+    match helper {
+        None if is_root => failure("root has no CAP_SYS_ADMIN here, and may not mount", container),
+        None => failure(
+            format!("{FUSERMOUNT} is missing; users other than root need it to mount"),
+            "install the package fuse3",
+        ),
+        Some(helper) if is_root => {
+            let shown = helper.display();
+            let text = format!("root has no CAP_SYS_ADMIN here; {shown} mounts instead, which may not be permitted");
+            warning(text, container)
+        }
+        Some(helper) => match obstacle(&helper) {
+            Some((text, remedy)) => failure(format!("{} {text}", helper.display()), remedy),
+            None => Ok(format!("users may mount with {}, which is setuid root", helper.display())),
+        },
     }
-    if let Some((text, remedy)) = obstacle(&helper) {
-        return DoctorFinding::failure(CHECK, format!("{shown} {text}"), remedy);
-    }
-    DoctorFinding::good(CHECK, format!("users may mount with {shown}, which is setuid root"))
 }
 
 /// Why a user cannot mount by the setuid program `helper`, and what to do about it.
@@ -218,85 +220,66 @@ fn obstacle(helper: &Path) -> Option<(String, String)> {
 }
 
 /// Whether a user may share a mount. Root always may.
-fn allow_other() -> DoctorFinding {
-    const CHECK: &str = "allow_other";
+fn allow_other() -> DoctorVerdict {
     if geteuid().is_root() {
-        return DoctorFinding::good(CHECK, "root may use --allow-other");
+        return Ok("root may use --allow-other".into());
     }
     let conf = std::fs::read_to_string(FUSE_CONF).unwrap_or_default();
     if conf.lines().any(|line| line.trim() == "user_allow_other") {
-        return DoctorFinding::good(CHECK, "users may use --allow-other");
+        return Ok("users may use --allow-other".into());
     }
     let text = format!("users may not use --allow-other or --allow-root: {FUSE_CONF} has no line user_allow_other");
-    DoctorFinding::warning(CHECK, text, "an administrator can add that line")
+    warning(text, "an administrator can add that line")
 }
 
-fn landlock() -> DoctorFinding {
-    const CHECK: &str = "Landlock";
-    match sandbox::landlock() {
-        Ok(text) => DoctorFinding::good(CHECK, format!("the kernel enforces {text}")),
-        Err(text) => DoctorFinding::warning(
-            CHECK,
-            text,
-            "boot Linux 5.13 or later with landlock in lsm=; mounts work without it",
-        ),
+fn landlock() -> DoctorVerdict {
+    const REMEDY: &str = "boot Linux 5.13 or later with landlock in lsm=; mounts work without it";
+    match try_landlock() {
+        Ok(text) => Ok(format!("the kernel enforces {text}")),
+        Err(text) => warning(text, REMEDY),
     }
 }
 
-fn seccomp() -> DoctorFinding {
-    const CHECK: &str = "seccomp";
+fn seccomp() -> DoctorVerdict {
+    const REMEDY: &str = "boot a kernel with CONFIG_SECCOMP_FILTER; mounts work without it";
     let kernel = Path::new("/proc/sys/kernel");
     match kernel.exists().then(|| kernel.join("seccomp/actions_avail").exists()) {
-        Some(true) => DoctorFinding::good(CHECK, "the kernel can filter system calls"),
-        Some(false) => {
-            let remedy = "boot a kernel with CONFIG_SECCOMP_FILTER; mounts work without it";
-            DoctorFinding::warning(CHECK, "the kernel cannot filter system calls", remedy)
-        }
-        None => DoctorFinding::warning(CHECK, "unknown, because /proc/sys is missing", "mount /proc"),
+        Some(true) => Ok("the kernel can filter system calls".into()),
+        Some(false) => warning("the kernel cannot filter system calls", REMEDY),
+        None => warning("unknown, because /proc/sys is missing", "mount /proc"),
     }
 }
 
 /// The mounts that are dead, hang, or read ahead too little.
-fn mounted() -> Vec<DoctorFinding> {
-    const CHECK: &str = "mounts";
+fn mounted() -> Vec<DoctorVerdict> {
     let all = match mounts::all() {
         Ok(mounts) => mounts,
-        Err(error) => return vec![DoctorFinding::warning(CHECK, reason(&error), "mount /proc")],
+        Err(error) => return vec![warning(reason(&error), "mount /proc")],
     };
     let mounts: Vec<MountInfo> = all.iter().filter(|mount| mount.fstype == mounts::TYPE).cloned().collect();
     let answers = match probe::ask(&mounts, &all, &[]) {
         Ok(answers) => answers,
-        Err(error) => {
-            return vec![DoctorFinding::warning(CHECK, reason(&error), "recreate /dev/null, or end other processes")];
-        }
+        Err(error) => return vec![warning(reason(&error), "recreate /dev/null, or end other processes")],
     };
     let asked = mounts.iter().zip(answers);
-    let mut findings: Vec<DoctorFinding> = asked.filter_map(|(mount, answer)| trouble(mount, answer.health)).collect();
-    if findings.is_empty() {
-        let text = match mounts.len() as u64 {
-            0 => "no mounts".to_owned(),
-            mounts => format!("{}, none of them dead", plural(mounts, "mount")),
-        };
-        findings.push(DoctorFinding::good(CHECK, text));
+    let troubles: Vec<_> = asked.filter_map(|(mount, answer)| mount_trouble(mount, answer.health)).collect();
+    match (troubles.is_empty(), mounts.len() as u64) {
+        (false, _) => troubles,
+        (true, 0) => vec![Ok("no mounts".into())],
+        (true, mounts) => vec![Ok(format!("{}, none of them dead", plural(mounts, "mount")))],
     }
-    findings
 }
 
-fn trouble(mount: &MountInfo, health: DaemonHealth) -> Option<DoctorFinding> {
-    const CHECK: &str = "mounts";
+fn mount_trouble(mount: &MountInfo, health: DaemonHealth) -> Option<DoctorVerdict> {
     let (path, word) = (mount.path.display(), shell_word(&mount.path));
     match health {
         DaemonHealth::Dead => {
             let text = format!("{path}: dead: its daemon has ended");
-            return Some(DoctorFinding::warning(CHECK, text, format!("weightfs umount {word}")));
+            return Some(warning(text, format!("weightfs umount {word}")));
         }
         DaemonHealth::Silent => {
-            let text = format!("{path}: its daemon does not answer");
-            return Some(DoctorFinding::warning(
-                CHECK,
-                text,
-                format!("resume it with `kill -CONT` if it is stopped, or run weightfs umount {word}"),
-            ));
+            let remedy = format!("resume it with `kill -CONT` if it is stopped, or run weightfs umount {word}");
+            return Some(warning(format!("{path}: its daemon does not answer"), remedy));
         }
         DaemonHealth::Alive | DaemonHealth::Private | DaemonHealth::Covered => {}
     }
@@ -304,39 +287,46 @@ fn trouble(mount: &MountInfo, health: DaemonHealth) -> Option<DoctorFinding> {
     let kib: u32 = std::fs::read_to_string(&file).ok()?.trim().parse().ok()?;
     (kib < READ_AHEAD).then(|| {
         let text = format!("{path}: reads only {kib} KiB ahead, which slows down sequential reads of large files");
-        DoctorFinding::warning(CHECK, text, format!("as root: echo {READ_AHEAD} >{file}"))
+        warning(text, format!("as root: echo {READ_AHEAD} >{file}"))
     })
 }
 
 /// Adds what is found about the cache, and about the credentials for a URL. Returns what the user can do if the server
 /// refuses them.
 #[cfg(feature = "remote")]
-fn remote(url: Option<&SourceArg>, args: &RemoteArgs, findings: &mut Vec<DoctorFinding>) -> Option<String> {
-    use weightfs::remote::{location::RemoteLocation, transport};
-    const CHECK: &str = "credentials";
-    findings.push(cache(url.is_some()));
-    let Some(SourceArg::Url(url)) = url else { return None };
-    let location = RemoteLocation::parse(url).ok()??;
-    let options =
-        transport::TransportOptions { token_file: args.token_file.clone(), ..transport::TransportOptions::default() };
-    let (finding, remedy) = match transport::credentials(&options, &location) {
+fn check_remote(
+    source: Option<&SourceArg>,
+    args: &RemoteArgs,
+    report: &mut DoctorReport,
+) -> anyhow::Result<Option<String>> {
+    use weightfs::remote::location::RemoteLocation;
+    use weightfs::remote::transport::{self, TransportOptions};
+    let url = source.and_then(|source| if let SourceArg::Url(url) = source { Some(url) } else { None });
+    let cache = match cache() {
+        Err(DoctorTrouble { is_fatal: true, text, remedy }) if url.is_none() => {
+            warning(format!("{text}; URLs cannot be mounted"), remedy)
+        }
+        verdict => verdict,
+    };
+    report.add("cache", cache)?;
+    let Some(location) = url.and_then(|url| RemoteLocation::parse(url).ok()?) else { return Ok(None) };
+    let options = TransportOptions { token_file: args.token_file.clone(), ..TransportOptions::default() };
+    let (verdict, remedy) = match transport::credentials(&options, &location) {
         Ok(Some(place)) => {
             let remedy = format!("check that the credentials from {place} are valid, and give access to the file");
-            (DoctorFinding::good(CHECK, format!("from {place}")), remedy)
+            (Ok(format!("from {place}")), remedy)
         }
-        Ok(None) => {
-            (DoctorFinding::good(CHECK, "none: requests carry no credentials"), how_to_log_in(&location).to_owned())
-        }
+        Ok(None) => (Ok("none: requests carry no credentials".into()), how_to_log_in(&location).to_owned()),
         Err(error) => {
             let remedy = "correct that file, or remove the variable or option that names it";
-            (DoctorFinding::failure(CHECK, error.to_string(), remedy), remedy.to_owned())
+            (failure(error.to_string(), remedy), remedy.to_owned())
         }
     };
-    findings.push(finding);
-    Some(remedy)
+    report.add("credentials", verdict)?;
+    Ok(Some(remedy))
 }
 
-/// How to give credentials for a location.
+/// The ways to give credentials for a location.
 #[cfg(feature = "remote")]
 fn how_to_log_in(location: &weightfs::remote::location::RemoteLocation) -> &'static str {
     use weightfs::remote::location::{RemoteLocation, StoreKind};
@@ -354,53 +344,47 @@ fn how_to_log_in(location: &weightfs::remote::location::RemoteLocation) -> &'sta
 }
 
 #[cfg(not(feature = "remote"))]
-fn remote(_: Option<&SourceArg>, _: &RemoteArgs, findings: &mut Vec<DoctorFinding>) -> Option<String> {
-    findings.push(DoctorFinding::good("cache", "none: this weightfs was built without remote sources"));
-    None
+fn check_remote(_: Option<&SourceArg>, _: &RemoteArgs, report: &mut DoctorReport) -> anyhow::Result<Option<String>> {
+    report.add("cache", Ok("none: this weightfs was built without remote sources".into()))?;
+    Ok(None)
 }
 
-/// Whether the cache can be used. Without it, no URL can be mounted.
+/// Whether the cache can be used.
 #[cfg(feature = "remote")]
-fn cache(is_needed: bool) -> DoctorFinding {
+fn cache() -> DoctorVerdict {
     use weightfs::remote::cache::{BlockCache, default_dir, default_limit};
     use weightfs::units::format_size;
-    const CHECK: &str = "cache";
-    let broken = |text: String, remedy: &str| match is_needed {
-        true => DoctorFinding::failure(CHECK, text, remedy),
-        false => DoctorFinding::warning(CHECK, format!("{text}; URLs cannot be mounted"), remedy),
-    };
     const OTHER: &str = "set XDG_CACHE_HOME to another directory";
     let Some(dir) = default_dir() else {
-        return broken("neither XDG_CACHE_HOME nor HOME is an absolute path".into(), "set one of them");
+        return failure("neither XDG_CACHE_HOME nor HOME is an absolute path", "set one of them");
     };
     let shown = dir.display();
     // The cache is created when it is first used.
     let Some(existing) = dir.ancestors().find(|dir| dir.exists()) else {
-        return broken(format!("{shown}: there is no such directory, and none above it"), OTHER);
+        return failure(format!("{shown}: there is no such directory, and none above it"), OTHER);
     };
     if !existing.is_dir() {
-        return broken(format!("{}: not a directory", existing.display()), OTHER);
+        return failure(format!("{}: not a directory", existing.display()), OTHER);
     }
     if let Err(errno) = access(existing, AccessFlags::W_OK | AccessFlags::X_OK) {
-        return broken(format!("{}: cannot be written to: {}", existing.display(), errno.desc()), OTHER);
+        return failure(format!("{}: cannot be written to: {}", existing.display(), errno.desc()), OTHER);
     }
-    match BlockCache::list(&dir) {
-        Err(error) => broken(error.to_string(), OTHER),
-        Ok(contents) => {
-            let cached = contents.cached();
-            let limit = default_limit(&dir, cached);
-            let kind = file_system(existing).unwrap_or_else(|| "an unknown file system".into());
-            if limit == Some(0) {
-                return broken(format!("{shown}: no space left on {kind}"), &format!("free disk space, or {OTHER}"));
-            }
-            if let Some(error) = contents.failed.first() {
-                let text = format!("{}: {error}", plural(contents.failed.len() as u64, "unreadable file"));
-                return DoctorFinding::warning(CHECK, text, "remove them: weightfs cache clear");
-            }
-            let limit = limit.map(|limit| format!(" of at most {}", format_size(limit))).unwrap_or_default();
-            DoctorFinding::good(CHECK, format!("{shown}: {}{limit}, on {kind}", format_size(cached)))
-        }
+    let contents = match BlockCache::list(&dir) {
+        Err(error) => return failure(error.to_string(), OTHER),
+        Ok(contents) => contents,
+    };
+    let cached = contents.cached();
+    let limit = default_limit(&dir, cached);
+    let kind = file_system(existing).unwrap_or_else(|| "an unknown file system".into());
+    if limit == Some(0) {
+        return failure(format!("{shown}: no space left on {kind}"), format!("free disk space, or {OTHER}"));
     }
+    if let Some(error) = contents.failed.first() {
+        let text = format!("{}: {error}", plural(contents.failed.len() as u64, "unreadable file"));
+        return warning(text, "remove them: weightfs cache clear");
+    }
+    let limit = limit.map(|limit| format!(" of at most {}", format_size(limit))).unwrap_or_default();
+    Ok(format!("{shown}: {}{limit}, on {kind}", format_size(cached)))
 }
 
 /// The type of the file system that has a directory.
@@ -414,40 +398,36 @@ fn file_system(dir: &Path) -> Option<String> {
 }
 
 /// Whether a source can be opened, which reads its headers. `refused` is the remedy if the server refuses it.
-fn opened(source: &SourceArg, remote: &RemoteArgs, refused: Option<String>) -> DoctorFinding {
-    const CHECK: &str = "source";
+fn open_checked(source: &SourceArg, remote: &RemoteArgs, refused: Option<String>) -> DoctorFinding {
     const URL: &str = "check the URL";
     const NETWORK: &str = "check the name of the host, the network, and HTTPS_PROXY and NO_PROXY; or try again later";
+    const PATH: &str = "check that this is the path of a model; `weightfs check` reports all that is wrong with it";
     let mut locator = SourceLocator::new(remote);
     let found = locator.locate(source).and_then(|location| Ok(model::open_location(&location, ParseMode::Strict)?));
-    match found {
+    let error = match found {
         Ok(OpenedModel::Model(model)) => {
             let tensors = plural(model.listed().len() as u64, "tensor");
-            DoctorFinding::good(CHECK, format!("{source}: {}, {tensors}", model.format()))
+            return ("source", Ok(format!("{source}: {}, {tensors}", model.format())));
         }
         Ok(OpenedModel::Catalog(catalog)) => {
             let models = plural(catalog.models().len() as u64, "model");
-            DoctorFinding::good(CHECK, format!("{source}: a directory with {models}"))
+            return ("source", Ok(format!("{source}: a directory with {models}")));
         }
-        Err(error) => {
-            let (check, remedy) = match failed_finding(&error) {
-                Some(RemoteFailure::Transient) => ("network", NETWORK),
-                Some(RemoteFailure::Refused) => ("credentials", refused.as_deref().unwrap_or(URL)),
-                Some(RemoteFailure::WholeOnly) => ("server", "download the file, and mount the copy"),
-                Some(RemoteFailure::Changed) => (CHECK, "try again: the file changed while it was read"),
-                Some(RemoteFailure::Lasting) => (CHECK, URL),
-                None => (
-                    CHECK,
-                    "check that this is the path of a model; `weightfs check` reports all that is wrong with it",
-                ),
-            };
-            DoctorFinding::failure(check, reason(&error), remedy)
-        }
-    }
+        Err(error) => error,
+    };
+    let (check, remedy) = match remote_failure(&error) {
+        Some(RemoteFailure::Transient) => ("network", NETWORK),
+        Some(RemoteFailure::Refused) => ("credentials", refused.as_deref().unwrap_or(URL)),
+        Some(RemoteFailure::WholeOnly) => ("server", "download the file, and mount the copy"),
+        Some(RemoteFailure::Changed) => ("source", "try again: the file changed while it was read"),
+        Some(RemoteFailure::Lasting) => ("source", URL),
+        None => ("source", PATH),
+    };
+    (check, failure(reason(&error), remedy))
 }
 
 /// Why a remote source cannot be opened. `None` if it is local, or if its bytes were received.
-fn failed_finding(error: &anyhow::Error) -> Option<RemoteFailure> {
+fn remote_failure(error: &anyhow::Error) -> Option<RemoteFailure> {
     let error = match error.downcast_ref::<model::Error>() {
         Some(model::Error::Source(error)) => Some(error),
         _ => error.downcast_ref::<source::Error>(),

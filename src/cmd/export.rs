@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use std::slice;
 use std::sync::Arc;
 use weightfs::content::Content;
-use weightfs::format::gguf;
+use weightfs::format::{self, gguf};
 use weightfs::model::{self, Catalog, Model, OpenedModel};
 use weightfs::source::Location;
 use weightfs::view::{ExportTensors, FloatDtype, ModelExport, ShardTensors, ValueConversion, gguf_file};
@@ -26,7 +26,6 @@ use weightfs::write::{OutputDir, OutputFile, is_stdout};
 /// Permissions of the files of a model without source files, before the umask is applied.
 const MODE: u32 = 0o666;
 
-/// The labels of the progress bar.
 const WRITING: &str = "writing";
 const SYNCING: &str = "syncing";
 
@@ -35,8 +34,7 @@ const SHARDS_MAX: usize = 10_000;
 
 /// Writes a model as one file or as several.
 pub fn run_export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
-    let source = opening::locate_source(&args.source, &args.remote)?;
-    let opened = opening::open_any_model(&source, opening::parse_mode(args.lenient))?;
+    let (source, opened) = opening::open_source(&args.input)?;
     let job = ExportJob { args, source, wanted: WantedPatterns::new(&args.only), interrupted: InterruptFlag::watch()? };
     written(match opened {
         OpenedModel::Model(model) => job.one(&Arc::new(*model)),
@@ -44,7 +42,6 @@ pub fn run_export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// An export in progress.
 struct ExportJob<'a> {
     args: &'a ExportArgs,
     source: Location,
@@ -56,7 +53,7 @@ impl ExportJob<'_> {
     fn one(self, model: &Arc<Model>) -> anyhow::Result<()> {
         let (source, out) = (&self.source, &self.args.out);
         let is_dir = out.is_dir() && !is_stdout(out);
-        let named = if is_dir || self.args.shard_size.is_some() { None } else { named_format(out) };
+        let named = if is_dir || self.args.shard_size.is_some() { None } else { self.named_format()? };
         let format = self.format(model, named, source)?;
         self.warn_quantized(model, source);
         let tensors = self.choose(model);
@@ -80,6 +77,7 @@ impl ExportJob<'_> {
             output.limit_readers(source)?;
         }
         self.spare_source(model, &tensors, format, &path, &output)?;
+        output.check_force(self.args.force)?;
         let content = self.content(model, tensors, format, source)?;
         let progress = ProgressLine::new(WRITING, content.len());
         let output = self.fill(output, &content, &progress)?;
@@ -87,12 +85,26 @@ impl ExportJob<'_> {
         self.finish(output, &progress)
     }
 
-    /// The tensors to write.
     fn choose(&self, model: &Model) -> ExportTensors {
         match self.args.only.is_empty() {
             true => ExportTensors::all(model, self.conversion()),
             false => ExportTensors::choose(model, self.conversion(), |numbers| self.wanted.matches(numbers.name())),
         }
+    }
+
+    /// The format that the suffix of the output names. Fails if that is not one that is written, or not the one of
+    /// `--format`.
+    fn named_format(&self) -> anyhow::Result<Option<FormatArg>> {
+        let out = &self.args.out;
+        let name = out.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+        let Some(suffix) = format::suffixes().find(|suffix| name.ends_with(suffix)) else { return Ok(None) };
+        let written = [FormatArg::Safetensors, FormatArg::Gguf];
+        let named = written.into_iter().find(|format| format.suffix() == suffix);
+        if named.is_none() || self.args.format.is_some_and(|format| Some(format) != named) {
+            let wanted = self.args.format.map_or(".safetensors or .gguf", FormatArg::suffix);
+            bail!("{}: would not be what the suffix {suffix} says; name a {wanted} file", out.display());
+        }
+        Ok(named)
     }
 
     /// The format to write. `named` is the one that the name of the output gives, because a file should be what its
@@ -123,12 +135,12 @@ impl ExportJob<'_> {
 
     /// Warns if the converted numbers are not the weights.
     fn warn_quantized(&self, model: &Model, source: &Location) {
-        for note in model.quantized().notes().filter(|_| self.args.dtype.is_some()) {
+        for note in model.quantized.notes().filter(|_| self.args.dtype.is_some()) {
             log::warn!("{source}: {note}");
         }
     }
 
-    /// How the numbers are converted; `None` if they are not.
+    /// The conversion of the numbers; `None` if they are not converted.
     fn conversion(&self) -> Option<ValueConversion> {
         let to = match self.args.dtype? {
             cli::FloatArg::Bf16 => FloatDtype::Bf16,
@@ -146,14 +158,14 @@ impl ExportJob<'_> {
         path: &Path,
         output: &OutputFile,
     ) -> anyhow::Result<()> {
-        let id = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
         let Some(replaced) = output.replaces() else { return Ok(()) };
-        let is_part = model.sources().iter().any(|part| part.id() == Some(replaced));
-        if !is_part && model.main_file().path().and_then(id) != Some(replaced) {
+        let is_part = model.sources.iter().any(|part| part.id() == Some(replaced));
+        let main = model.main_file().path().and_then(|path| fs::metadata(path).ok());
+        if !is_part && main.map(|main| (main.dev(), main.ino())) != Some(replaced) {
             return Ok(());
         }
         // A layer of an Ollama model is stored under its hash, and an export may have another one.
-        if model.form().fixed.is_some() {
+        if model.form.fixed.is_some() {
             bail!("{}: part of the source {}; name another file", path.display(), self.source);
         }
         if self.args.dtype.is_some() || model.format() == gguf::NAME && format != FormatArg::Gguf {
@@ -181,7 +193,6 @@ impl ExportJob<'_> {
         }
     }
 
-    /// Creates the output directory for several files.
     fn directory(&self) -> anyhow::Result<OutputDir> {
         if is_stdout(&self.args.out) {
             bail!("several files cannot go to standard output; name a directory");
@@ -212,9 +223,9 @@ impl ExportJob<'_> {
         let mut sum = 0u64;
         for (path, id) in catalog.paths() {
             self.interrupted.check()?;
-            let model = match model::open_model(catalog.model(id), catalog.mode()) {
+            let model = match model::open_in(catalog, id) {
                 // This is reported when the other models are written.
-                Err(_) if self.args.lenient => continue,
+                Err(_) if self.args.input.open.lenient => continue,
                 model => Arc::new(model?),
             };
             let tensors = self.choose(&model);
@@ -233,7 +244,7 @@ impl ExportJob<'_> {
             let source = self.source.join(&path);
             let model = match opening::open_catalog_model(catalog, id, &source) {
                 // The other models are still written.
-                Err(error) if self.args.lenient => {
+                Err(error) if self.args.input.open.lenient => {
                     complain(&error);
                     continue;
                 }
@@ -270,19 +281,21 @@ impl ExportJob<'_> {
         format: FormatArg,
         source: &Location,
     ) -> anyhow::Result<u64> {
-        let len = |tensors| Ok(self.content(model, tensors, format, source)?.len());
-        let Some(size) = self.args.shard_size else { return len(tensors.clone()) };
+        let Some(size) = self.args.shard_size else {
+            return Ok(self.content(model, tensors.clone(), format, source)?.len());
+        };
         let shards = ShardTensors::new(model, tensors, self.conversion(), size.as_u64());
         if shards.count() > SHARDS_MAX {
             let count = shards.count();
             bail!("{source}: {count} files of {size} each; a mount accepts at most {SHARDS_MAX}");
         }
         // Tensors of damaged files may overlap.
-        let mut sizes = shards.files().map(|(_, tensors)| len(ExportTensors::These(tensors.into())));
-        sizes.try_fold(0u64, |sum, size| Ok(sum.saturating_add(size?)))
+        shards.files().try_fold(0u64, |sum, (_, tensors)| {
+            let content = self.content(model, ExportTensors::These(tensors.into()), format, source)?;
+            Ok(sum.saturating_add(content.len()))
+        })
     }
 
-    /// The content of a file with these tensors.
     fn content(
         &self,
         model: &Arc<Model>,
@@ -344,21 +357,14 @@ impl ExportJob<'_> {
     }
 }
 
-/// Whether no tensor was chosen.
 fn is_empty(tensors: &ExportTensors) -> bool {
     matches!(tensors, ExportTensors::These(tensors) if tensors.is_empty())
 }
 
 /// Permissions of new files, before the umask is applied: those that all files of the source have, as with cp(1).
 fn export_mode(model: &Model) -> u32 {
-    let modes = model.sources().iter().map(|source| u32::from(source.stat().mode));
+    let modes = model.sources.iter().map(|source| u32::from(source.stat().mode));
     modes.reduce(|a, b| a & b).unwrap_or(MODE)
-}
-
-/// The format that the name of an output file gives.
-fn named_format(out: &Path) -> Option<FormatArg> {
-    let name = out.file_name()?.as_encoded_bytes();
-    [FormatArg::Safetensors, FormatArg::Gguf].into_iter().find(|format| name.ends_with(format.suffix().as_bytes()))
 }
 
 fn file_name(mut stem: OsString, format: FormatArg) -> OsString {

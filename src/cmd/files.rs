@@ -20,7 +20,6 @@ use weightfs::view::ShownViews;
 /// A file or directory, by its path in the mount.
 type File = (PathBuf, Attr);
 
-/// Lists files.
 pub fn run_files(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let path = match &args.more[..] {
         [] => Path::new(""),
@@ -30,11 +29,12 @@ pub fn run_files(args: &LsArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
         let shown = ShownViews::default();
         let shown = args.kv_separator.iter().fold(shown, |shown, separator| shown.separated(separator));
-        let files = SourceFiles::open(&args.source, &args.remote, args.lenient, shown)?;
+        let files = SourceFiles::open(&args.input, shown)?;
         let mut found = list_files(&files, path, args.recursive)?;
-        let name = |file: &File| file.0.to_string_lossy().into_owned();
         match args.sort {
-            TensorOrder::Name => found.sort_by(|a, b| natural::compare_paths(&name(a), &name(b))),
+            TensorOrder::Name => {
+                found.sort_by(|(a, _), (b, _)| natural::compare_paths(&a.to_string_lossy(), &b.to_string_lossy()))
+            }
             TensorOrder::Size => found.sort_by_key(|file| Reverse(file.1.size)),
             TensorOrder::Offset => {}
         }

@@ -2,18 +2,16 @@
 
 use crate::cli::IdArgs;
 use crate::opening::NamedModels;
-use crate::terminal::output::{pretty, to_stdout};
+use crate::terminal::output::to_stdout;
 use serde_json::json;
 use std::io::Write;
 use std::process::ExitCode;
 use weightfs::format::ParseMode;
 use weightfs::inspect::ModelIdentity;
-use weightfs::model::Model;
 
-/// Prints the identity of each model.
 pub fn run_id(args: &IdArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
-        let models = NamedModels::find(&args.sources, &args.remote, out)?;
+        let models = NamedModels::find(&args.input.sources, &args.input.remote, out)?;
         let several = models.files.len() > 1;
         models.each(ParseMode::Header, out, |model, location, out| {
             let ModelIdentity { hash, tensors, metadata } = ModelIdentity::of(model);
@@ -25,14 +23,13 @@ pub fn run_id(args: &IdArgs) -> anyhow::Result<ExitCode> {
                 if several {
                     object["source"] = location.to_string().into();
                 }
-                writeln!(out, "{}", pretty(&object)?)?;
-                return Ok(());
+                return out.print_json(&object);
             }
             if several {
                 out.title(location, ":")?;
             }
             writeln!(out, "Structural identity\n{}", "─".repeat(18))?;
-            writeln!(out, "ID:        wi:{}:{}:{}", model.format(), version(model).unwrap_or(0), &hash[..8])?;
+            writeln!(out, "ID:        wi:{}:{}:{}", model.format(), model.format_version().unwrap_or(0), &hash[..8])?;
             writeln!(out, "Stable:    yes (machine independent)")?;
             writeln!(out, "Includes:  header, tensor names, shapes, dtypes")?;
             writeln!(out, "Excludes:  raw weight bytes")?;
@@ -50,9 +47,4 @@ fn name(format: &str) -> &str {
         "gguf" => "GGUF",
         other => other,
     }
-}
-
-/// The version of the format in the files of a model, if the format has versions.
-pub fn version(model: &Model) -> Option<u32> {
-    model.format_version()
 }

@@ -1,8 +1,8 @@
 //! `weightfs inspect`: prints a one-page description of a model.
 
 use crate::cli::InspectArgs;
-use crate::opening::{NamedModels, parse_mode};
-use crate::terminal::output::{HEADING, StandardOutput, cut_text, draw_table, pretty, to_stdout};
+use crate::opening::NamedModels;
+use crate::terminal::output::{HEADING, StandardOutput, cut_text, draw_table, to_stdout, wrap_words};
 use crate::terminal::totals::{self, group_name};
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
@@ -16,7 +16,7 @@ use weightfs::inspect::{
     QuantizationTotal, SpecialToken, TensorBreakdown, TensorTotals, TrainingFacts, is_kohya,
 };
 use weightfs::model::{Model, Shard};
-use weightfs::source::{Location, Source};
+use weightfs::source::Location;
 use weightfs::text::{brackets, printable, quote};
 use weightfs::units::{format_count, format_size, grouped, plural};
 
@@ -29,15 +29,13 @@ const NAME_MAX: usize = 80;
 /// Maximum width of a field name, in terminal columns, so that a long one does not push the values to the right.
 const KEY_MAX: usize = 40;
 
-/// Describes each model.
 pub fn run_inspect(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
-        let models = NamedModels::find(&args.sources, &args.remote, out)?;
-        models.each(parse_mode(args.lenient), out, |model, location, out| {
+        let models = NamedModels::find(&args.sources, &args.open.remote, out)?;
+        models.each(args.open.mode(), out, |model, location, out| {
             let breakdown = TensorBreakdown::of(model, model.listed().iter(), 1);
             if args.json {
-                writeln!(out, "{}", pretty(&to_json(model, location, &breakdown))?)?;
-                return Ok(());
+                return out.print_json(&to_json(model, location, &breakdown));
             }
             let (gguf, shown) = (gguf_of(model), if args.all { usize::MAX } else { SHOWN });
             Ok(InspectPage { model, gguf, shown, out }.print(location, &breakdown)?)
@@ -63,7 +61,7 @@ impl InspectPage<'_> {
     fn print(mut self, location: &Location, breakdown: &TensorBreakdown) -> io::Result<()> {
         self.out.title(location, "")?;
         self.print_model(breakdown)?;
-        if self.model.form().has_shards {
+        if self.model.form.has_shards {
             self.print_shards()?;
         }
         if let Some(gguf) = self.gguf.take() {
@@ -108,67 +106,58 @@ impl InspectPage<'_> {
     fn print_model(&mut self, breakdown: &TensorBreakdown) -> io::Result<()> {
         let model = self.model;
         let TensorBreakdown { all, dtypes, modules, quantized } = breakdown;
-        let bytes = model.sources().iter().map(|source| source.len()).fold(0, u64::saturating_add);
-        let header = model.shards().iter().map(|shard| shard.header.data_start()).fold(0, u64::saturating_add);
+        let bytes = model.sources.iter().map(|source| source.len()).fold(0, u64::saturating_add);
+        let header = model.shards.iter().map(|shard| shard.header.data_start).fold(0, u64::saturating_add);
         let left_out = model.left_out();
-        let one = |name: &str, value: String| vec![(name.to_owned(), value)];
-        // Numbers below 1000 are not rounded.
-        let exact = |number: u64, what: &str| match number {
-            0..1000 => String::new(),
-            _ => format!(" ({}{what})", grouped(number)),
-        };
         let bits = all.bits_per_weight().filter(|_| !quantized.is_empty());
         let bits = bits.map_or(String::new(), |bits| format!(", {bits:.2} bits per weight"));
         let size_of_it =
-            format!("{}{}, {} of it header", format_size(bytes), exact(bytes, " bytes"), format_size(header));
+            format!("{}{}, {} of it header", format_size(bytes), unrounded(bytes, " bytes"), format_size(header));
+        let stored_only = names(&model.size_only_dtypes()).join(", ");
         let facts = [
-            one("Format", format(model)),
-            one("Size", size_of_it),
-            one("Tensors", grouped(all.tensors)),
-            one("Parameters", format_count(all.parameters) + &exact(all.parameters, "") + &bits),
+            labelled("Format", [format(model)]),
+            labelled("Size", [size_of_it]),
+            labelled("Tensors", [grouped(all.tensors)]),
+            labelled("Parameters", [format_count(all.parameters) + &unrounded(all.parameters, "") + &bits]),
             self.quantized(quantized),
             self.not_recognised(),
             // The page of a GGUF model has a table of them.
             if self.gguf.is_some() { Vec::new() } else { group_rows("Dtypes", dtypes, self.shown) },
-            match &model.size_only_dtypes()[..] {
-                [] => Vec::new(),
-                dtypes => one(
-                    "Stored only",
-                    format!("{}: no known writer defines how values are packed", names(dtypes).join(", ")),
-                ),
-            },
+            labelled(
+                "Stored only",
+                (!stored_only.is_empty())
+                    .then(|| format!("{stored_only}: no known writer defines how values are packed")),
+            ),
             // A tensor whose name has no dots is in no module.
             if modules.iter().all(|(name, _)| name.is_empty()) {
                 Vec::new()
             } else {
                 group_rows("Modules", modules, self.shown)
             },
-            largest(model).map_or(Vec::new(), |largest| one("Largest", largest)),
-            one("Structural hash", ModelIdentity::of(model).hash),
-            if left_out == 0 { Vec::new() } else { one("Left out", grouped(left_out as u64)) },
+            labelled("Largest", largest(model)),
+            labelled("Structural hash", [ModelIdentity::of(model).hash]),
+            labelled("Skipped", (left_out > 0).then(|| grouped(left_out as u64))),
         ];
         self.fields(&facts.concat(), false)
     }
 
-    /// How weights are quantized, three lines for each kind.
+    /// The quantization of weights, three lines for each kind.
     fn quantized(&self, kinds: &[QuantizationTotal]) -> Vec<(String, String)> {
-        let lines = |QuantizationTotal { summary, totals, companions, roles, .. }: &QuantizationTotal| {
+        let mut lines = Vec::new();
+        for QuantizationTotal { summary, totals, companions, roles, .. } in kinds.iter().take(self.shown) {
             let TensorTotals { tensors, parameters, nbytes } = *totals;
             let bits = totals.bits_per_weight().map_or(String::new(), |bits| format!(", {bits:.2} bits each"));
             let of_it = format!("{} parameters in {}{bits}", format_count(parameters), format_size(nbytes));
-            let weights = format!("  {}: {of_it}", plural(tensors, "weight"));
+            lines.extend([summary.clone(), format!("  {}: {of_it}", plural(tensors, "weight"))]);
             let roles = format!("{}: {}", plural(*companions, "companion"), roles.join(", "));
-            let roles = self.fold(&roles).into_iter().map(|line| format!("  {line}"));
-            [summary.clone(), weights].into_iter().chain(roles).collect::<Vec<_>>()
-        };
-        let more = kinds.len().saturating_sub(self.shown);
-        let more = (more > 0).then(|| format!("and {} more (--all)", grouped(more as u64)));
-        labelled("Quantization", kinds.iter().take(self.shown).flat_map(lines).chain(more))
+            lines.extend(self.fold(&roles).into_iter().map(|line| format!("  {line}")));
+        }
+        labelled("Quantization", lines.into_iter().chain(and_more(kinds.len(), self.shown)))
     }
 
     /// Warnings about tensors that look quantized and are not recognised.
     fn not_recognised(&self) -> Vec<(String, String)> {
-        let warnings = self.model.quantized().warnings();
+        let warnings = self.model.quantized.warnings();
         let counted = "their stored elements are counted as parameters".to_owned();
         let counted = warnings.iter().any(|warning| !warning.example.is_empty()).then_some(counted);
         labelled("Not recognised", warnings.iter().flat_map(|warning| self.fold(&warning.to_string())).chain(counted))
@@ -178,38 +167,27 @@ impl InspectPage<'_> {
     fn fold(&self, text: &str) -> Vec<String> {
         /// Width of the labels with the space around them.
         const LABELS: usize = 21;
-        let room = self.out.width.saturating_sub(LABELS).max(LABELS);
-        let mut lines: Vec<String> = Vec::new();
-        for word in text.split(' ') {
-            match lines.last_mut() {
-                Some(line) if line.width() + 1 + word.width() <= room => line.extend([" ", word]),
-                _ => lines.push(word.to_owned()),
-            }
-        }
-        lines
+        wrap_words(text, self.out.width.saturating_sub(LABELS).max(LABELS))
     }
 
     fn print_shards(&mut self) -> io::Result<()> {
         let model = self.model;
         self.heading("Shards")?;
-        let shards = model.shards().iter().zip(model.sources().iter().map(|source| &**source));
-        let field = |(shard, source): (&Shard, &dyn Source)| {
-            (
-                cut_text(&shard.name, NAME_MAX),
-                format!("{} in {}", format_size(source.len()), plural(shard.header.len() as u64, "tensor")),
-            )
-        };
-        let fields: Vec<_> = shards.take(self.shown).map(field).collect();
+        let shards = model.shards.iter().zip(model.sources.iter()).take(self.shown);
+        let fields = shards.map(|(Shard { name, header, .. }, source)| {
+            let text = format!("{} in {}", format_size(source.len()), plural(header.len() as u64, "tensor"));
+            (cut_text(name, NAME_MAX), text)
+        });
+        let fields: Vec<_> = fields.collect();
         self.fields(&fields, false)?;
-        self.more(model.shards().len(), fields.len(), "shard")
+        self.more(model.shards.len(), fields.len(), "shard")
     }
 
     fn print_gguf(&mut self, gguf: &GgufFacts, breakdown: &TensorBreakdown) -> io::Result<()> {
-        let named = |fact: &GgufFact| (fact.label.to_owned(), metadata_text(fact.value));
-        let mut architecture: Vec<_> = gguf.general.iter().chain(&gguf.network).map(named).collect();
+        let mut architecture: Vec<_> = gguf.general.iter().chain(&gguf.network).map(fact_field).collect();
         if let Some(GgufFileType { number, name }) = &gguf.file_type {
-            let unknown = || format!("{number} (unknown)");
-            architecture.push(("Quantization".to_owned(), name.map_or_else(unknown, str::to_owned)));
+            let name = name.map_or_else(|| format!("{number} (unknown)"), str::to_owned);
+            architecture.push(("Quantization".to_owned(), name));
         }
         self.section("Network", &architecture)?;
         if breakdown.all.tensors > 0 {
@@ -223,7 +201,7 @@ impl InspectPage<'_> {
             draw_table(self.out, &["  TYPE", "TENSORS", "PARAMETERS", "SIZE", "SHARE", "BITS PER WEIGHT"], &rows)?;
         }
         let tokenizer = &gguf.tokenizer;
-        let mut fields: Vec<_> = tokenizer.facts.iter().map(named).collect();
+        let mut fields: Vec<_> = tokenizer.facts.iter().map(fact_field).collect();
         fields.extend(tokenizer.tokens.map(|tokens| ("Tokens".to_owned(), grouped(tokens as u64))));
         fields.extend(tokenizer.special.iter().map(|SpecialToken { label, id, text, .. }| {
             let text = text.as_ref().map_or(String::new(), |text| format!("  {}", quote(text)));
@@ -261,11 +239,10 @@ impl InspectPage<'_> {
             .map(|(key, value)| (&**key, value.text()))
             .collect();
         let show_all = self.shown == usize::MAX;
-        // Training scripts write Python's None for a missing value.
-        let has_value = |value: &str| show_all || !matches!(value, "" | "None");
         let named = labels.iter().filter_map(|(key, label)| {
             let value = rest.remove(&*format!("{prefix}{key}"))?;
-            has_value(value).then(|| ((*label).to_owned(), value.to_owned()))
+            // Training scripts write Python's None for a missing value.
+            (show_all || !matches!(value, "" | "None")).then(|| ((*label).to_owned(), value.to_owned()))
         });
         let mut fields: Vec<_> = named.collect();
         let mut left = rest.len();
@@ -283,42 +260,33 @@ impl InspectPage<'_> {
 
     fn print_training(&mut self, training: &TrainingFacts) -> io::Result<()> {
         let TrainingFacts { folders, tags, frequent_tags, resolutions, started, finished, seconds } = training;
-        let mut fields = Vec::new();
-        let mut field = |name: &str, value: String| fields.push((name.to_owned(), value));
-        if let Some(started) = started {
-            field("Started", started.clone());
-        }
-        if let Some(finished) = finished {
-            let took = seconds.map_or(String::new(), |seconds| format!(" (took {})", duration(seconds)));
-            field("Finished", format!("{finished}{took}"));
-        }
-        if !resolutions.is_empty() {
-            field("Resolutions", resolutions.join(", "));
-        }
-        for (at, ImageFolder { name, images, repeats, regularisation }) in folders.iter().take(self.shown).enumerate() {
+        let took = seconds.map_or(String::new(), |seconds| format!(" (took {})", duration(seconds)));
+        let shown = folders.iter().take(self.shown).map(|ImageFolder { name, images, repeats, regularisation }| {
             let kind = if *regularisation { ", for regularisation" } else { "" };
-            let label = if at == 0 { "Folders" } else { "" };
-            field(label, format!("{name}: {} times {repeats}{kind}", plural(*images, "image")));
-        }
-        if folders.len() > self.shown {
-            field("", format!("and {} more (--all)", folders.len() - self.shown));
-        }
-        if *tags > 0 {
-            let most: Vec<String> = frequent_tags.iter().map(|(tag, count)| format!("{tag} ({count})")).collect();
-            field("Tags", format!("{}, most often {}", grouped(*tags as u64), most.join(", ")));
-        }
+            format!("{name}: {} times {repeats}{kind}", plural(*images, "image"))
+        });
+        let most: Vec<String> = frequent_tags.iter().map(|(tag, count)| format!("{tag} ({count})")).collect();
+        let tags = (*tags > 0).then(|| format!("{}, most often {}", grouped(*tags as u64), most.join(", ")));
+        let fields = [
+            labelled("Started", started.clone()),
+            labelled("Finished", finished.as_ref().map(|finished| format!("{finished}{took}"))),
+            labelled("Resolutions", (!resolutions.is_empty()).then(|| resolutions.join(", "))),
+            labelled("Folders", shown.chain(and_more(folders.len(), self.shown))),
+            labelled("Tags", tags),
+        ];
         self.heading("Training data")?;
-        self.fields(&fields, true)
+        self.fields(&fields.concat(), true)
     }
 
     fn print_other(&mut self) -> io::Result<()> {
-        let show_all = self.shown == usize::MAX;
-        let is_shown = |key: &str| !show_all && self.gguf.as_ref().is_some_and(|gguf| gguf.keys.contains(key));
-        let other = |key: &str| !key.starts_with(MODELSPEC_PREFIX) && !is_kohya(key) && !is_shown(key);
-        let named = |(key, value): &(String, format::MetadataValue)| {
-            (if key.is_empty() { "(empty)" } else { key }.to_owned(), metadata_text(value))
-        };
-        let fields: Vec<_> = self.model.metadata().iter().filter(|(key, _)| other(key)).map(named).collect();
+        let gguf = self.gguf.as_ref().filter(|_| self.shown < usize::MAX);
+        let mut fields = Vec::new();
+        for (key, value) in self.model.metadata() {
+            let is_shown = gguf.is_some_and(|gguf| gguf.keys.contains(&**key));
+            if !key.starts_with(MODELSPEC_PREFIX) && !is_kohya(key) && !is_shown {
+                fields.push((if key.is_empty() { "(empty)" } else { key }.to_owned(), metadata_text(value)));
+            }
+        }
         if fields.is_empty() {
             return Ok(());
         }
@@ -329,42 +297,55 @@ impl InspectPage<'_> {
     }
 }
 
-/// The names of dtypes.
 fn names(dtypes: &[Dtype<'static>]) -> Vec<&'static str> {
     dtypes.iter().map(|dtype| dtype.name()).collect()
 }
 
 /// The format, and what the model is besides.
 fn format(model: &Model) -> String {
-    [model.format(), model.description()].into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(", ")
+    [model.format(), &model.facts.description]
+        .into_iter()
+        .filter(|text| !text.is_empty())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// The fields for dtypes or modules. Only the first field has a name.
 fn group_rows(name: &str, groups: &[(&str, TensorTotals)], shown: usize) -> Vec<(String, String)> {
-    let text = |(group, totals): &(&str, TensorTotals)| {
+    let texts = groups.iter().take(shown).map(|(group, totals)| {
         format!("{} {} in {}", group_name(group), format_size(totals.nbytes), plural(totals.tensors, "tensor"))
-    };
-    let more = groups.len().saturating_sub(shown);
-    let more = (more > 0).then(|| format!("and {} more (--all)", grouped(more as u64)));
-    labelled(name, groups.iter().take(shown).map(text).chain(more))
+    });
+    labelled(name, texts.chain(and_more(groups.len(), shown)))
+}
+
+fn and_more(all: usize, shown: usize) -> Option<String> {
+    (all > shown).then(|| format!("and {} more (--all)", grouped((all - shown) as u64)))
+}
+
+/// The digits of a number that is rounded elsewhere. Numbers below 1000 are not rounded.
+fn unrounded(number: u64, what: &str) -> String {
+    if number < 1000 { String::new() } else { format!(" ({}{what})", grouped(number)) }
+}
+
+fn fact_field(fact: &GgufFact) -> (String, String) {
+    (fact.label.to_owned(), metadata_text(fact.value))
 }
 
 /// Fields of which only the first has a name.
-fn labelled(name: &str, texts: impl Iterator<Item = String>) -> Vec<(String, String)> {
-    texts.enumerate().map(|(at, text)| (if at == 0 { name } else { "" }.to_owned(), text)).collect()
+fn labelled(name: &str, texts: impl IntoIterator<Item = String>) -> Vec<(String, String)> {
+    texts.into_iter().enumerate().map(|(at, text)| (if at == 0 { name } else { "" }.to_owned(), text)).collect()
 }
 
 /// A row of the table of types: tensors, parameters, size, share of the size, and bits per weight.
 fn type_row((name, totals): &(&str, TensorTotals), all: &TensorTotals) -> Vec<String> {
     let TensorTotals { tensors, parameters, nbytes } = *totals;
-    let share = if all.nbytes == 0 { 0.0 } else { 100.0 * nbytes as f64 / all.nbytes as f64 };
     let bits = totals.bits_per_weight().map_or(String::new(), |bits| format!("{bits:.2}"));
     vec![
         format!("  {}", printable(name)),
         grouped(tensors),
         format_count(parameters),
         format_size(nbytes),
-        format!("{share:.1} %"),
+        format!("{:.1} %", totals.percent_of(all)),
         bits,
     ]
 }
@@ -387,17 +368,16 @@ fn duration(seconds: u64) -> String {
     }
 }
 
-/// The description as JSON, with full metadata values.
 fn to_json(model: &Model, location: &Location, breakdown: &TensorBreakdown) -> Value {
     let ModelIdentity { hash, .. } = ModelIdentity::of(model);
-    let files = model.shards().iter().zip(model.sources().iter()).map(|(shard, source)| {
+    let files = model.shards.iter().zip(model.sources.iter()).map(|(shard, source)| {
         let Shard { name, header, .. } = shard;
-        json!({"name": name, "nbytes": source.len(), "data_start": header.data_start(), "tensors": header.len()})
+        json!({"name": name, "nbytes": source.len(), "data_start": header.data_start, "tensors": header.len()})
     });
     let metadata: Map<String, Value> =
         model.metadata().iter().map(|(key, value)| (key.clone(), json!(value))).collect();
     json!({
-        "source": location.to_string(), "format": model.format(), "kind": model.form().kind, "files": files.collect::<Vec<_>>(),
+        "source": location.to_string(), "format": model.format(), "kind": model.form.kind, "files": files.collect::<Vec<_>>(),
         "totals": totals::to_json(breakdown), "stored_only": names(&model.size_only_dtypes()), "structural_hash": hash,
         "quantization": quantization(model, breakdown),
         "left_out": model.left_out(), "metadata": metadata,
@@ -408,7 +388,7 @@ fn to_json(model: &Model, location: &Location, breakdown: &TensorBreakdown) -> V
 
 /// The number of quantized weights; null if there are none. The totals have the schemes.
 fn quantization(model: &Model, breakdown: &TensorBreakdown) -> Value {
-    let (quantized, notes) = (model.quantized(), model.quantized().notes().collect::<Vec<_>>());
+    let (quantized, notes) = (&model.quantized, model.quantized.notes().collect::<Vec<_>>());
     if quantized.weights().is_empty() && notes.is_empty() {
         return Value::Null;
     }
@@ -420,8 +400,7 @@ fn quantization(model: &Model, breakdown: &TensorBreakdown) -> Value {
 
 /// The facts about a GGUF model as JSON. Those that the file does not state are left out.
 fn gguf_to_json(gguf: &GgufFacts, breakdown: &TensorBreakdown) -> Value {
-    let facts = |facts: &[GgufFact]| facts.iter().map(|fact| (fact.name.to_owned(), json!(fact.value))).collect();
-    let mut object: Map<String, Value> = facts(&[&gguf.general[..], &gguf.network].concat());
+    let mut object: Map<String, Value> = gguf.general.iter().chain(&gguf.network).map(fact_to_json).collect();
     if let Some(GgufFileType { number, name }) = &gguf.file_type {
         object.insert("file_type".to_owned(), json!({"number": number.parse::<u64>().ok(), "name": name}));
     }
@@ -434,16 +413,21 @@ fn gguf_to_json(gguf: &GgufFacts, breakdown: &TensorBreakdown) -> Value {
         })
     });
     object.insert("types".to_owned(), types.collect());
-    let mut tokenizer: Map<String, Value> = facts(&gguf.tokenizer.facts);
+    let mut tokenizer: Map<String, Value> = gguf.tokenizer.facts.iter().map(fact_to_json).collect();
     tokenizer.extend(gguf.tokenizer.tokens.map(|tokens| ("tokens".to_owned(), json!(tokens))));
-    let special = |token: &SpecialToken| (token.name.to_owned(), json!({"id": token.id, "token": token.text}));
-    tokenizer.extend(gguf.tokenizer.special.iter().map(special));
+    for SpecialToken { name, id, text, .. } in &gguf.tokenizer.special {
+        tokenizer.insert((*name).to_owned(), json!({"id": id, "token": text}));
+    }
     object.insert("tokenizer".to_owned(), tokenizer.into());
     if let Some(template) = gguf.chat_template {
         let template = json!({"nbytes": template.len(), "first_line": gguf.first_line()});
         object.insert("chat_template".to_owned(), template);
     }
     object.into()
+}
+
+fn fact_to_json(fact: &GgufFact) -> (String, Value) {
+    (fact.name.to_owned(), json!(fact.value))
 }
 
 /// A metadata value for a table: a string or a number, or the first elements of an array and their number.

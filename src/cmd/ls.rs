@@ -3,12 +3,11 @@
 use super::files;
 use crate::cli::pattern::{WantedPatterns, unmatched};
 use crate::cli::{LsArgs, LsOperand, TensorOrder};
-use crate::opening::{NamedModels, parse_mode};
+use crate::opening::NamedModels;
 use crate::terminal::output::{HEADING, StandardOutput, compact, push_shape, squeeze, to_stdout};
 use crate::terminal::totals;
 use anyhow::Result;
 use serde_json::json;
-use std::cmp::Reverse;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
@@ -20,24 +19,23 @@ use weightfs::text::printable;
 use weightfs::units::{format_size, plural};
 use weightfs::{natural, threads, view};
 
-/// Lists tensors.
 pub fn run_ls(args: &LsArgs) -> Result<ExitCode> {
     if args.files {
         return files::run_files(args);
     }
     to_stdout(|out| {
-        let (mut sources, mut patterns) = (vec![args.source.clone()], Vec::new());
+        let (mut sources, mut patterns) = (vec![args.input.source.clone()], Vec::new());
         for operand in &args.more {
             match operand {
                 LsOperand::Source(source) => sources.push(source.clone()),
                 LsOperand::Pattern(pattern) => patterns.push(pattern.clone()),
             }
         }
-        let models = NamedModels::find(&sources, &args.remote, out)?;
+        let models = NamedModels::find(&sources, &args.input.open.remote, out)?;
         let several = models.files.len() > 1 || sources.len() > 1;
         let wanted = WantedPatterns::new(&patterns);
         let mut opened = false;
-        let code = models.each(parse_mode(args.lenient), out, |model, location, out| {
+        let code = models.each(args.input.open.mode(), out, |model, location, out| {
             opened = true;
             let tensors = pick(model, &wanted, args);
             if args.json {
@@ -64,17 +62,17 @@ pub fn run_ls(args: &LsArgs) -> Result<ExitCode> {
 fn pick(model: &Model, wanted: &WantedPatterns, args: &LsArgs) -> Vec<TensorId> {
     let mut tensors: Vec<TensorId> = model.listed().iter().collect();
     if !wanted.is_all() {
-        let matching = |part: &[TensorId]| -> Vec<TensorId> {
-            part.iter().copied().filter(|id| wanted.matches(model.name(*id))).collect()
-        };
-        tensors = blocks(&tensors, matching).concat();
+        let matching = blocks(&tensors, |part| {
+            part.iter().copied().filter(|id| wanted.matches(model.name(*id))).collect::<Vec<_>>()
+        });
+        tensors = matching.concat();
     }
-    let name = |id: &TensorId| model.name(*id);
     match args.sort {
-        TensorOrder::Name => threads::sort_by(&mut tensors, |a, b| natural::compare_paths(name(a), name(b))),
+        TensorOrder::Name => {
+            threads::sort_by(&mut tensors, |a, b| natural::compare_paths(model.name(*a), model.name(*b)));
+        }
         TensorOrder::Size => {
-            let size = |id: &TensorId| Reverse(model.tensor(*id).info.nbytes());
-            threads::sort_by(&mut tensors, |a, b| size(a).cmp(&size(b)));
+            threads::sort_by(&mut tensors, |a, b| stored_len(model, *b).cmp(&stored_len(model, *a)));
         }
         TensorOrder::Offset => {}
     }
@@ -84,14 +82,24 @@ fn pick(model: &Model, wanted: &WantedPatterns, args: &LsArgs) -> Vec<TensorId> 
     tensors
 }
 
+fn stored_len(model: &Model, id: TensorId) -> u64 {
+    model.tensor(id).info.nbytes()
+}
+
+fn breakdown_of<'m>(model: &'m Model, tensors: &[TensorId], args: &LsArgs) -> TensorBreakdown<'m> {
+    TensorBreakdown::of(model, tensors.iter().copied(), args.depth)
+}
+
 fn print(model: &Model, tensors: &[TensorId], args: &LsArgs, out: &mut StandardOutput) -> io::Result<()> {
-    let totals = || TensorBreakdown::of(model, tensors.iter().copied(), args.depth);
     if args.totals {
-        return totals::print_tables(&totals(), args.bytes, out);
+        return totals::print_tables(&breakdown_of(model, tensors, args), args.bytes, out);
     }
     print_tensors(model, tensors, args, out)?;
     // Programs that read the list expect only tensors.
-    if out.is_terminal && !args.no_headings { totals::print_lines(&totals(), out) } else { Ok(()) }
+    if out.is_terminal && !args.no_headings {
+        totals::print_lines(&breakdown_of(model, tensors, args), out)?;
+    }
+    Ok(())
 }
 
 /// The columns before the name.
@@ -103,11 +111,10 @@ const WIDEST: usize = 40;
 /// Prints one line for each tensor. It does not use a table printer: holding and measuring all cells as text takes
 /// longer than everything else for a million rows.
 fn print_tensors(model: &Model, tensors: &[TensorId], args: &LsArgs, out: &mut StandardOutput) -> io::Result<()> {
-    let mut row = TensorRow { model, bytes: args.bytes, shards: model.form().has_shards, name_max: usize::MAX };
+    let mut row = TensorRow { model, bytes: args.bytes, shards: model.form.has_shards, name_max: usize::MAX };
     let titles = COLUMNS.map(str::len);
-    let wider = |a: [usize; 5], b: [usize; 5]| std::array::from_fn(|at| a[at].max(b[at]));
-    let widest = |part: &[TensorId]| part.iter().map(|id| row.widths(*id)).fold([0; 5], wider);
-    let widths = blocks(tensors, widest).into_iter().fold([0; 5], wider);
+    let widest = blocks(tensors, |part| part.iter().map(|id| row.widths(*id)).fold([0; 5], wider));
+    let widths = widest.into_iter().fold([0; 5], wider);
     let widths = wider(widths.map(|width| width.min(WIDEST)), if args.no_headings { [0; 5] } else { titles });
     if out.is_terminal {
         let before = widths[..row.cells()].iter().map(|width| width + 2).sum();
@@ -123,6 +130,10 @@ fn print_tensors(model: &Model, tensors: &[TensorId], args: &LsArgs, out: &mut S
     lines(tensors, out, |id, line| row.write_tensor(id, &widths, line))
 }
 
+fn wider(a: [usize; 5], b: [usize; 5]) -> [usize; 5] {
+    std::array::from_fn(|at| a[at].max(b[at]))
+}
+
 /// Writes a line for each tensor. Lines are formatted on all cores.
 fn lines(
     tensors: &[TensorId],
@@ -131,12 +142,12 @@ fn lines(
 ) -> io::Result<()> {
     const BLOCKS: usize = 64;
     for part in tensors.chunks(BLOCK * BLOCKS) {
-        let text = |block: &[TensorId]| {
+        let texts = blocks(part, |block| {
             let mut text = Vec::with_capacity(block.len() * 80);
             block.iter().for_each(|id| write(*id, &mut text));
             text
-        };
-        blocks(part, text).iter().try_for_each(|block| out.write_all(block))?;
+        });
+        texts.iter().try_for_each(|text| out.write_all(text))?;
     }
     Ok(())
 }
@@ -242,6 +253,6 @@ fn print_tensors_json(
     })?;
     let skipped: Vec<_> =
         model.skipped().map(|skipped| json!({"name": skipped.name, "reason": skipped.reason})).collect();
-    let totals = compact(&totals::to_json(&TensorBreakdown::of(model, tensors.iter().copied(), args.depth)))?;
+    let totals = compact(&totals::to_json(&breakdown_of(model, tensors, args)))?;
     writeln!(out, "\n], \"totals\": {totals}, \"skipped\": {}}}", compact(&skipped)?)
 }

@@ -1,28 +1,29 @@
 //! `weightfs mount`: the steps of mounting and unmounting a model, in their order.
 
 use crate::cli::MountArgs;
-use crate::opening::{self, SourceLocator};
+use crate::opening::{self, ServedSource, SourceLocator};
 use crate::process::daemon::{self, ForkedProcess};
-use crate::process::descriptors::{self, DescriptorKind};
 use crate::process::logging::{self, reason};
 use crate::process::mounts::{self, MountInfo, MountRequest};
 use crate::process::recent::RecentMessages;
 use crate::process::sandbox::Sandbox;
+use crate::process::sandbox::files::SandboxTask;
 use crate::process::signals::EndAtOnce;
-use crate::process::unmounter::{self, UnmountTarget, Unmounter, UnmounterFork, remove_directory};
-use crate::process::{limits, signals};
+use crate::process::unmounter::{self, UnmountOrder, UnmountTarget, Unmounter, UnmounterFork, remove_directory};
+use crate::process::{descriptors, limits, signals};
+use crate::terminal::output::print_line;
 use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
 use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use weightfs::fs::{Ownership, Superblock};
+use weightfs::fs::{MountedTree, Ownership, Superblock};
 use weightfs::fuse::{DEVICE, FuseSession, MountAccess, ServeOptions};
-use weightfs::model::{self, OpenedModel};
+use weightfs::model;
 use weightfs::source::{self, Location, put_off_limits};
 use weightfs::text::{message, printable, shell_word};
 use weightfs::threads::cores;
@@ -36,17 +37,18 @@ pub fn run_mount(args: &MountArgs) -> anyhow::Result<ExitCode> {
     // All threads block these signals, so no signal ends the program between two steps.
     let signals = signals::block()?;
     if args.foreground || args.fake {
-        return serve_mount(args, signals, passed, None);
+        return run_daemon(args, signals, passed, None);
     }
-    let (source, mountpoint) = (args.source.path(), args.mountpoint.as_deref());
-    let named = [source, mountpoint, args.log_file.as_deref()].into_iter().flatten().filter_map(descriptors::named);
+    let (source, mountpoint) = (args.input.source.path(), args.mountpoint.as_deref());
+    let named =
+        [source, mountpoint, args.serving.log_file.as_deref()].into_iter().flatten().filter_map(descriptors::named);
     match daemon::fork_daemon(&signals, &named.chain(passed.numbers()).collect::<Vec<_>>())? {
         ForkedProcess::Daemon(readiness) => {
             source.and_then(descriptors::named).into_iter().for_each(descriptors::open_again);
-            serve_mount(args, signals, passed, Some(readiness))
+            run_daemon(args, signals, passed, Some(readiness))
         }
         ForkedProcess::Command(mut waiting) => {
-            let reported = waiting.wait()?.map(|(path, remark)| report_mounted(args, &path, &remark));
+            let reported = waiting.wait()?.map(|(path, summary)| report_mounted(args, &path, &summary));
             waiting.end_on_signal();
             reported.unwrap_or_else(Ok)
         }
@@ -64,8 +66,8 @@ struct PassedDescriptors {
 impl PassedDescriptors {
     /// Call this before this process opens any file, as [`descriptors::duplicate`] requires.
     fn take(args: &MountArgs) -> anyhow::Result<Self> {
-        let watched = |fd| descriptors::take(fd).with_context(|| format!("--while-open {fd}"));
-        let watched = args.while_open.map(watched).transpose()?;
+        let watched = args.while_open.map(|fd| descriptors::take(fd).with_context(|| format!("--while-open {fd}")));
+        let watched = watched.transpose()?;
         let device = args.mountpoint.as_deref().map(|path| Self::device(path, args)).transpose()?.flatten();
         Ok(Self { watched, device })
     }
@@ -74,11 +76,12 @@ impl PassedDescriptors {
     fn device(mountpoint: &Path, args: &MountArgs) -> anyhow::Result<Option<OwnedFd>> {
         let Some(descriptor) = descriptors::whole_descriptor(mountpoint) else { return Ok(None) };
         let shown = mountpoint.display();
-        let passed = descriptors::duplicate(descriptor).with_context(|| shown.to_string())?;
-        match descriptors::descriptor_kind(&passed).with_context(|| shown.to_string())? {
-            DescriptorKind::Directory => return Ok(None),
-            DescriptorKind::Fuse => {}
-            DescriptorKind::Other => bail!("{shown}: neither a directory nor an open {DEVICE}"),
+        let passed = descriptors::duplicate(descriptor).and_then(|passed| File::from(passed).metadata());
+        let passed = passed.with_context(|| shown.to_string())?;
+        if passed.is_dir() {
+            return Ok(None);
+        } else if !descriptors::is_fuse_device(&passed) {
+            bail!("{shown}: neither a directory nor an open {DEVICE}");
         }
         if let Some((_, option)) =
             [(args.rmdir, "rmdir"), (args.auto_unmount, "auto_unmount")].iter().find(|(is, _)| *is)
@@ -96,23 +99,19 @@ impl PassedDescriptors {
     }
 }
 
-/// Checks a new mount. Prints its path if the user has not given it, and the remark of the daemon.
-fn report_mounted(args: &MountArgs, path: &Path, remark: &str) -> anyhow::Result<ExitCode> {
+/// Checks a new mount, and prints what was mounted where, and how to unmount it.
+fn report_mounted(args: &MountArgs, path: &Path, summary: &str) -> anyhow::Result<ExitCode> {
     // A process other than the daemon must be able to reach the mount. A permission error does not mean that the mount
     // is dead.
     if mounts::is_dead(path) {
         bail!("{}: the daemon ended right after mounting", path.display());
     }
-    if let (None, Some(name)) = (&args.mountpoint, path.file_name()) {
-        let shown = name.to_string_lossy();
-        say_mounted(&format!(
-            "mounted on {} (unmount: weightfs umount {})",
-            printable(&shown),
-            shell_word(name.as_ref())
-        ));
-    }
-    if !remark.is_empty() {
-        say_mounted(&printable(remark));
+    // A mount point that is a descriptor is of no use to the user.
+    let is_named = args.mountpoint.as_deref().is_none_or(|point| descriptors::whole_descriptor(point).is_none());
+    if !args.quiet && is_named {
+        let point = args.mountpoint.as_deref().or(path.file_name().map(Path::new)).unwrap_or(path);
+        let (shown, word) = (point.to_string_lossy(), shell_word(point));
+        print_line(&format!("{} on {} (unmount: weightfs umount {word})", printable(summary), printable(&shown)));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -120,7 +119,7 @@ fn report_mounted(args: &MountArgs, path: &Path, remark: &str) -> anyhow::Result
 /// Remounts: changes nothing, and fails unless there is a mount with these long options, separated by commas. Options
 /// that the kernel does not list may be those of the mount, because mount(8) adds what is in fstab.
 fn keep(args: &MountArgs, options: &str) -> anyhow::Result<ExitCode> {
-    logging::init(args.verbose, args.log_file.as_deref(), None)?;
+    logging::init(args.serving.verbose, args.serving.log_file.as_deref(), None)?;
     let mountpoint = args.mountpoint.as_deref().unwrap_or(Path::new(""));
     let shown = mountpoint.display();
     let path = mounts::resolve_mountpoint(mountpoint)?;
@@ -141,12 +140,7 @@ fn keep(args: &MountArgs, options: &str) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a line. A closed standard output does not affect the mount.
-fn say_mounted(line: &str) {
-    let _ = writeln!(io::stdout(), "{line}");
-}
-
-fn serve_mount(
+fn run_daemon(
     args: &MountArgs,
     signals: SigSet,
     passed: PassedDescriptors,
@@ -157,10 +151,10 @@ fn serve_mount(
         UnmounterFork::Helper(helper) => {
             // The command waits until every process has closed its write end of this pipe.
             drop(readiness);
-            return helper.serve();
+            return helper.run();
         }
     };
-    let is_recent = logging::init(args.verbose, args.log_file.as_deref(), Some(&recent))?;
+    let is_recent = logging::init(args.serving.verbose, args.serving.log_file.as_deref(), Some(&recent))?;
     let report_end = readiness.as_ref().map(daemon::Readiness::report_end).transpose()?;
     // A signal ends the process at once until there is something to undo. This thread is not in the sandbox, so it ends
     // before the sandbox is entered. Signals then stay pending until another thread waits for them.
@@ -171,12 +165,16 @@ fn serve_mount(
     limits::limit_arenas();
     // The sandbox allows no access to the control group.
     let memory = limits::memory();
-    let mut locator = SourceLocator::new(&args.remote).without_sandbox(args.no_sandbox);
-    let located = locator.locate(&args.source)?;
+    let mut locator = SourceLocator::new(&args.input.open.remote).without_sandbox(args.serving.no_sandbox);
     let PassedDescriptors { watched, device: passed } = passed;
+    let located = match args.input.source.path() {
+        // Nothing may look at a source that lies inside the mount of the caller: it would wait for this process.
+        Some(path) if passed.is_some() => path.into(),
+        _ => locator.locate(&args.input.source)?,
+    };
     let mounted_before = passed.is_some();
     let caller = passed.map(|device| MountOfCaller::new(device, args, &located)).transpose()?;
-    let (superblock, sandbox) = open_source(args, &located)?;
+    let (superblock, sandbox, summary) = open_source(args, &located)?;
     let superblock = locator.show_traffic(superblock);
     let source = located.absolute()?;
     // A mount by root always admits root.
@@ -218,34 +216,38 @@ fn serve_mount(
     let (threads, direct_io) = (threads(args), args.direct_io);
     let serving = ServeOptions { access, threads, direct_io, check_permissions: mounted_before, memory };
     let mounted_line = format!("{source}: mounted on {}", mounted.0.path.display());
-    let remark = match readiness.is_some() && is_recent {
-        true => keep_messages(&recent, &mounted_line),
-        false => String::new(),
-    };
+    if readiness.is_some() && is_recent {
+        keep_messages(&recent, &mounted_line);
+    }
     locator.enter(sandbox)?;
     // All threads that keep running are started after this, so they are in the sandbox.
-    let session = FuseSession::new(superblock, device, serving, watch).map_err(|error| match error.raw_os_error() {
-        Some(nix::libc::EPERM) if mounted_before => not_mounted(&mounted.0.path),
-        _ => anyhow::Error::new(error).context("the handshake with the kernel failed"),
-    })?;
+    let session =
+        FuseSession::new(MountedTree::fixed(superblock), device, serving, watch).map_err(|error| {
+            match error.raw_os_error() {
+                Some(nix::libc::EPERM) if mounted_before => not_mounted(&mounted.0.path),
+                _ => anyhow::Error::new(error).context("the handshake with the kernel failed"),
+            }
+        })?;
     if let Some(file) = read_ahead {
         set_read_ahead(file);
     }
     let log_traffic = locator.log_traffic(&source);
-    unmount_on_signal(signals, mounted.0.clone(), log_traffic.clone())?;
+    let (mount, at_end) = (mounted.0.clone(), log_traffic.clone());
+    signals::start_thread("signals", move || unmount_on_signal(&signals, &mount, at_end))?;
     if let Some(watched) = watched {
-        unmount_when_closed(watched, mounted.0.clone(), log_traffic.clone())?;
+        let (mount, at_end) = (mounted.0.clone(), log_traffic.clone());
+        signals::start_thread("while-open", move || unmount_when_closed(&watched, &mount, at_end))?;
     }
     let path = mounted.0.path.display();
     log::info!("{mounted_line}");
     match readiness {
         Some(readiness) => {
-            readiness.announce(&mounted.0.path, &remark)?;
+            readiness.announce(&mounted.0.path, &summary)?;
             logging::leave_terminal();
         }
         None => {
             let end = if mounted_before { "ends it" } else { "unmounts it" };
-            say_mounted(&printable(&format!("{located} is mounted on {path}; Ctrl-C {end}")));
+            print_line(&printable(&format!("{located} is mounted on {path}; Ctrl-C {end}")));
         }
     }
     session.run().context("lost the connection to the kernel")?;
@@ -254,35 +256,27 @@ fn serve_mount(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Creates the file of the last messages, which begins with `first`. Returns the remark about it for the user.
-fn keep_messages(recent: &RecentMessages, first: &str) -> String {
+/// Creates the file of the last messages, which begins with `first`.
+fn keep_messages(recent: &RecentMessages, first: &str) {
     match recent.start(&message(first)) {
-        Ok(path) => format!("no syslog here; later messages go to {}", path.display()),
+        Ok(path) => log::info!("no syslog here; later messages go to {}", path.display()),
         Err(error) => {
-            format!("no syslog here, and {}; later messages are lost (--log-file FILE keeps them)", reason(&error))
+            let reason = reason(&error);
+            log::info!("no syslog here, and {reason}; later messages are lost (--log-file FILE keeps them)");
         }
     }
 }
 
-/// Opens the model or models, and prepares the sandbox. Preparing it opens all paths that may be read later. This must
-/// happen before the mount exists, because a link to a model may lead into the mount.
-fn open_source(args: &MountArgs, source: &Location) -> anyhow::Result<(Superblock, Option<Sandbox>)> {
-    let opened = model::open_location(source, opening::parse_mode(args.lenient))?;
-    match &opened {
-        OpenedModel::Model(model) => model.report_mount(source),
-        OpenedModel::Catalog(catalog) => {
-            let models = catalog.models().len();
-            log::info!("{source}: a snapshot of the directory, models: {models}; files added later will not appear");
-        }
-    }
-    let device = (threads(args) > 1).then_some(Path::new(DEVICE));
-    let sandbox = (!args.no_sandbox).then(|| Sandbox::new(&opened.reads(), device));
+/// Opens the model or models, and prepares the sandbox. Also returns what they are in words. Preparing the sandbox
+/// opens all paths that may be read later. This must happen before the mount exists, because a link to a model may lead
+/// into the mount.
+fn open_source(args: &MountArgs, source: &Location) -> anyhow::Result<(Superblock, Option<Sandbox>, String)> {
     let ownership = Ownership { uid: args.uid, gid: args.gid, umask: args.umask.unwrap_or(0) };
-    let superblock = opening::new_superblock(opened, source, args.numbers.shown(args.views.clone()), ownership)?;
-    if source.path().is_none() {
-        superblock.open_all();
-    }
-    Ok((superblock, sandbox))
+    let served = opening::open_served(source, args.input.open.mode(), args.views.shown(), ownership)?;
+    let ServedSource { superblock, reads, summary } = served;
+    let device = (threads(args) > 1).then_some(Path::new(DEVICE));
+    let sandbox = (!args.serving.no_sandbox).then(|| Sandbox::new(SandboxTask::Mount, &reads, device));
+    Ok((superblock, sandbox, summary))
 }
 
 /// The file in sysfs that sets the read-ahead of the mount. Only root may write to it. It must be opened before the
@@ -305,7 +299,6 @@ fn threads(args: &MountArgs) -> usize {
     args.threads.map_or(cores().clamp(2, 8), usize::from)
 }
 
-/// A directory to mount on.
 struct Mountpoint {
     /// Absolute and without symlinks.
     path: PathBuf,
@@ -425,7 +418,7 @@ impl MountOfCaller {
     /// started: the access would wait for this process itself.
     fn new(device: OwnedFd, args: &MountArgs, source: &Location) -> anyhow::Result<Self> {
         let path = args.mountpoint.clone().unwrap_or_default();
-        let mount = mounts::served_through(&device);
+        let mount = mounts::mounted_through(&device);
         let dir = mount.as_ref().map_or(&path, |mount| &mount.path);
         let source = source.absolute()?;
         if source.path().is_some_and(|source| source.starts_with(dir)) {
@@ -472,11 +465,13 @@ impl ActiveMount {
         auto_unmount: bool,
     ) -> anyhow::Result<(Self, Option<File>)> {
         let path = mountpoint.path.clone();
-        let ours = |mount: &MountInfo| mount.path == path && mount.fstype == mounts::TYPE;
-        let mount = mounts::all().ok().and_then(|all| all.into_iter().rfind(ours));
+        let all = mounts::all().unwrap_or_default().into_iter();
+        let mount = all.rev().find(|mount| mount.path == path && mount.fstype == mounts::TYPE);
         let read_ahead = mount.as_ref().and_then(|mount| read_ahead(&mount.device));
         let connected = device.try_clone().context(DEVICE).and_then(|device| {
-            unmounter.set_target(&UnmountTarget { path: path.clone(), mount, made: mountpoint.made, auto_unmount })?;
+            let made = mountpoint.made;
+            let target = UnmountTarget { path: path.clone().into(), mount, made, auto_unmount };
+            unmounter.order(&UnmountOrder::SetTarget(target))?;
             Ok(Self(Arc::new(MountConnection { path: path.clone(), device, unmounter, is_ours: true })))
         });
         match connected {
@@ -510,10 +505,10 @@ impl MountConnection {
             // The kernel aborts the connection when this program has ended and the caller has closed its copies.
             Ok(false)
         } else if self.is_connected() {
-            self.unmounter.unmount()
+            self.unmounter.order(&UnmountOrder::Unmount)
         } else {
             // It was unmounted by another program. A new mount may have its device number now.
-            self.unmounter.forget().map(|()| false)
+            self.unmounter.order(&UnmountOrder::Forget)
         }
     }
 
@@ -524,59 +519,45 @@ impl MountConnection {
     }
 }
 
-/// Starts a thread that waits for one of `signals`, unmounts and ends the program. The session does not always end by
-/// itself: the mount may be detached but in use, or may also exist in another mount namespace. `at_end` is called
-/// before the program ends.
-fn unmount_on_signal(
-    signals: SigSet,
-    mount: Arc<MountConnection>,
-    at_end: impl Fn() + Send + 'static,
-) -> anyhow::Result<()> {
-    let wait = move || {
-        let path = mount.path.display();
-        while let Ok(signal) = signals.wait() {
-            log::info!("{path}: {} on {signal}", if mount.is_ours { "unmounting" } else { "ending" });
-            match mount.unmount() {
-                Ok(in_use) => {
-                    if in_use {
-                        log::warn!("{path}: was in use and is detached; its users get errors from now on");
-                    }
-                    at_end();
-                    std::process::exit(0);
-                }
-                // The daemon keeps serving, because the mount would be dead otherwise. The next signal tries again.
-                Err(error) => log::error!("{}", reason(&error)),
-            }
-        }
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(wait).context("cannot start a thread")?;
-    Ok(())
-}
-
-/// Starts a thread that unmounts when the other end of `watched`, a pipe or a socket, is closed. A mount that is in use
-/// is detached, and the program ends after its last user. If the caller has mounted it, the program ends at once, after
-/// `at_end`.
-fn unmount_when_closed(
-    watched: OwnedFd,
-    mount: Arc<MountConnection>,
-    at_end: impl Fn() + Send + 'static,
-) -> anyhow::Result<()> {
-    let wait = move || {
-        let path = mount.path.display();
-        // poll(2) always reports POLLHUP and POLLERR, so no event is requested.
-        while !is_closed(&watched, PollTimeout::NONE) {}
-        log::info!("{path}: ending, because the other end of --while-open is closed");
+/// Waits for one of `signals`, unmounts and ends the program. The session does not always end by itself: the mount may
+/// be detached but in use, or may also exist in another mount namespace. `at_end` is called before the program ends.
+fn unmount_on_signal(signals: &SigSet, mount: &MountConnection, at_end: impl Fn()) {
+    let path = mount.path.display();
+    while let Ok(signal) = signals.wait() {
+        log::info!("{path}: {} on {signal}", if mount.is_ours { "unmounting" } else { "ending" });
         match mount.unmount() {
-            Ok(_) if mount.is_ours => {}
-            Ok(_) => {
+            Ok(in_use) => {
+                if in_use {
+                    log::warn!("{path}: was in use and is detached; its users get errors from now on");
+                }
                 at_end();
+                if in_use || !mount.is_ours {
+                    descriptors::disconnect_and_exit();
+                }
+                // The threads of the session close their descriptors themselves, perhaps at this moment.
                 std::process::exit(0);
             }
+            // The daemon keeps serving, because the mount would be dead otherwise. The next signal tries again.
             Err(error) => log::error!("{}", reason(&error)),
         }
-    };
-    std::thread::Builder::new().name("while-open".into()).spawn(wait).context("cannot start a thread")?;
-    Ok(())
+    }
+}
+
+/// Unmounts when the other end of `watched`, a pipe or a socket, is closed. A mount that is in use is detached, and the
+/// program ends after its last user. If the caller has mounted it, the program ends at once, after `at_end`.
+fn unmount_when_closed(watched: &OwnedFd, mount: &MountConnection, at_end: impl Fn()) {
+    let path = mount.path.display();
+    // poll(2) always reports POLLHUP and POLLERR, so no event is requested.
+    while !is_closed(watched, PollTimeout::NONE) {}
+    log::info!("{path}: ending, because the other end of --while-open is closed");
+    match mount.unmount() {
+        Ok(_) if mount.is_ours => {}
+        Ok(_) => {
+            at_end();
+            descriptors::disconnect_and_exit();
+        }
+        Err(error) => log::error!("{}", reason(&error)),
+    }
 }
 
 /// Waits until the other end of a descriptor is closed, or an error or the timeout ends the wait. Returns whether it is

@@ -1,19 +1,20 @@
 //! `weightfs serve`: serves the files of a mount over HTTP, without mounting.
 
 use crate::cli::ServeArgs;
-use crate::opening::{self, SourceLocator};
+use crate::opening::{self, ServedSource, SourceLocator};
 use crate::process::sandbox::Sandbox;
+use crate::process::sandbox::files::SandboxTask;
 use crate::process::{limits, logging, signals};
+use crate::terminal::output::print_line;
 use anyhow::{Context, bail};
 use nix::sys::signal::SigSet;
 use nix::unistd::geteuid;
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::io::{ErrorKind, Read};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use weightfs::fs::Ownership;
-use weightfs::model::{self, OpenedModel};
 use weightfs::serve::{self, PeerTables, ServerAccess, ServerStop};
 use weightfs::text::{HexDigits, printable};
 
@@ -32,26 +33,21 @@ const TOKEN_MAX: u64 = 1024;
 pub fn run_serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     // Threads inherit the mask.
     let signals = signals::block()?;
-    logging::init(args.verbose, args.log_file.as_deref(), None)?;
+    let serving = &args.serving;
+    logging::init(serving.verbose, serving.log_file.as_deref(), None)?;
     let mut at_once = signals::EndAtOnce::start(&signals, |_| ())?;
     limits::raise_open_files();
     limits::limit_address_space();
     let memory = limits::memory();
     let (token, is_random) = token(args)?;
-    let mut locator = SourceLocator::new(&args.remote).without_sandbox(args.no_sandbox);
-    let source = locator.locate(&args.source)?;
-    let opened = model::open_location(&source, opening::parse_mode(args.lenient))?;
-    if let OpenedModel::Model(model) = &opened {
-        model.report_mount(&source);
-    }
-    let sandbox = (!args.no_sandbox).then(|| Sandbox::for_listening(&opened.reads()));
-    let shown = args.numbers.shown(args.views.clone());
-    let version = format!("{} {shown:?} {}", env!("CARGO_PKG_VERSION"), args.lenient);
-    let superblock = opening::new_superblock(opened, &source, shown, Ownership::default())?;
+    let mut locator = SourceLocator::new(&args.input.open.remote).without_sandbox(serving.no_sandbox);
+    let source = locator.locate(&args.input.source)?;
+    let (shown, open) = (args.views.shown(), &args.input.open);
+    let version = format!("{} {shown:?} {}", env!("CARGO_PKG_VERSION"), open.lenient);
+    let served = opening::open_served(&source, open.mode(), shown, Ownership::default())?;
+    let ServedSource { superblock, reads, .. } = served;
+    let sandbox = (!serving.no_sandbox).then(|| Sandbox::new(SandboxTask::Http, &reads, None));
     let superblock = locator.show_traffic(superblock);
-    if source.path().is_none() {
-        superblock.open_all();
-    }
     let peers = PeerTables::new(geteuid().as_raw());
     let peers = peers.inspect_err(|error| log::warn!("/proc/net/tcp: {error}: all clients need a token")).ok();
     if peers.is_none() && token.is_none() {
@@ -59,13 +55,19 @@ pub fn run_serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     }
     let listener = listen(args)?;
     let address = listener.local_addr().context("the address of the server")?;
+    let query = token.as_deref().filter(|_| is_random).map(|token| format!("?token={token}")).unwrap_or_default();
+    let url = format!("{}{query}", browser_url(address));
+    if args.open {
+        open_browser(&url);
+    }
     at_once.stop();
     locator.enter(sandbox)?;
     // All threads that keep running are started after this, so they are in the sandbox.
     let stop = ServerStop::default();
-    stop_on_signal(signals, stop.clone())?;
-    let query = token.as_deref().filter(|_| is_random).map(|token| format!("?token={token}")).unwrap_or_default();
-    say_serving(&format!("{} is served at {}{query}", printable(&source.to_string()), url(address)));
+    let stopped = stop.clone();
+    signals::start_thread("signals", move || stop_on_signal(&signals, &stopped))?;
+    print_line(&format!("{} is served at {url}", printable(&source.to_string())));
+    print_line("Ctrl-C stops the server");
     let access = ServerAccess { peers, token, hosts: args.host.clone() };
     let log_traffic = locator.log_traffic(&source);
     let name = source.absolute()?.to_string();
@@ -104,13 +106,9 @@ fn read_token(path: &Path) -> anyhow::Result<String> {
 
 /// Listens on the port of the command line, or on the first free one of several.
 fn listen(args: &ServeArgs) -> anyhow::Result<TcpListener> {
-    let bind = |port| TcpListener::bind((args.address, port));
-    if let Some(port) = args.port {
-        return bind(port).with_context(|| format!("port {port} of {}", args.address));
-    }
-    for port in PORT..PORT + PORTS {
-        match bind(port) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+    for port in args.port.map_or(PORT..=PORT + PORTS - 1, |port| port..=port) {
+        match TcpListener::bind((args.address, port)) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && args.port.is_none() => {}
             bound => return bound.with_context(|| format!("port {port} of {}", args.address)),
         }
     }
@@ -119,31 +117,42 @@ fn listen(args: &ServeArgs) -> anyhow::Result<TcpListener> {
 
 /// The URL of the server. It has the address and not a name: a name may also lead to another address of this machine,
 /// on which another user may listen.
-fn url(address: SocketAddr) -> String {
-    let ip = match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => "127.0.0.1".to_owned(),
-        IpAddr::V4(ip) => ip.to_string(),
-        IpAddr::V6(ip) if ip.is_unspecified() => "[::1]".to_owned(),
-        IpAddr::V6(ip) => format!("[{ip}]"),
-    };
-    format!("http://{ip}:{}/", address.port())
+/// The URL of the server. If it listens on all addresses, the URL has the one by which other machines reach this one.
+fn browser_url(mut address: SocketAddr) -> String {
+    if address.ip().is_unspecified() {
+        address.set_ip(address_for_others(address.ip()));
+    }
+    format!("http://{address}/")
 }
 
-/// Prints a line. A closed standard output does not affect the server.
-fn say_serving(line: &str) {
-    let _ = writeln!(io::stdout(), "{line}");
+/// The address from which this machine sends to the internet; without a network, that of this machine alone.
+fn address_for_others(unspecified: IpAddr) -> IpAddr {
+    // Addresses for documentation (RFC 5737 and RFC 3849): connecting a UDP socket chooses a route and sends nothing.
+    let (outside, loopback): (IpAddr, IpAddr) = match unspecified {
+        IpAddr::V4(_) => (Ipv4Addr::new(192, 0, 2, 1).into(), Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(_) => (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(), Ipv6Addr::LOCALHOST.into()),
+    };
+    let socket = UdpSocket::bind((unspecified, 0));
+    let local = socket.and_then(|socket| socket.connect((outside, 9)).and_then(|()| socket.local_addr()));
+    local.map_or(loopback, |local| local.ip())
 }
 
-/// Starts a thread that stops the server at the first signal, and the process at the second.
-fn stop_on_signal(signals: SigSet, stop: ServerStop) -> anyhow::Result<()> {
-    let wait = move || {
-        if signals.wait().is_ok() {
-            stop.stop();
-        }
-        if let Ok(signal) = signals.wait() {
-            signals::end_by(signal);
-        }
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(wait).context("cannot start a thread")?;
-    Ok(())
+/// Opens a URL in the browser of the desktop. Failing to do so does not affect the server.
+fn open_browser(url: &str) {
+    let mut opener = Command::new("xdg-open");
+    // Not waited for: it may run as long as the browser.
+    let opened = opener.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    if let Err(error) = opened {
+        log::warn!("no browser was opened: xdg-open: {error}");
+    }
+}
+
+/// Stops the server at the first signal, and the process at the second.
+fn stop_on_signal(signals: &SigSet, stop: &ServerStop) {
+    if signals.wait().is_ok() {
+        stop.stop();
+    }
+    if let Ok(signal) = signals.wait() {
+        signals::end_by(signal);
+    }
 }

@@ -3,14 +3,13 @@
 use crate::cli::StatusArgs;
 use crate::process::mounts::{self, MountInfo};
 use crate::process::probe::{self, DaemonHealth, ProbeAnswer};
-use crate::terminal::output::{StandardOutput, draw_table, pretty, squeeze, to_stdout};
+use crate::process::recent::find_recent;
+use crate::terminal::output::{StandardOutput, draw_table, fit_columns, to_stdout};
 use nix::unistd::{Uid, User};
 use serde_json::{Value, json};
 use std::io::Write;
-#[cfg(feature = "remote")]
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
-use unicode_width::UnicodeWidthStr;
 use weightfs::fs::{SERVED, TRAFFIC};
 use weightfs::text::{printable, shell_word};
 use weightfs::units::format_size;
@@ -25,7 +24,7 @@ pub fn run_status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
         if args.json {
             let list: Vec<Value> = mounts.iter().map(MountStatus::to_json).collect();
-            writeln!(out, "{}", pretty(&json!({ "mounts": list, "cache": cache.json }))?)?;
+            out.print_json(&json!({ "mounts": list, "cache": cache.json }))?;
         } else {
             print_status(&mounts, out)?;
             if let Some(line) = &cache.line {
@@ -42,8 +41,10 @@ struct MountStatus {
     health: DaemonHealth,
     /// Bytes that were sent to readers. `None` if that is unknown: an older weightfs does not count them.
     served: Option<u64>,
-    /// What was fetched, if the source is remote.
+    /// The counts of fetched bytes, if the source is remote.
     remote: Option<Value>,
+    /// The file with the last messages of the daemon, where there is no syslog.
+    log: Option<PathBuf>,
     /// Whether the figures are for the user of the mount only.
     is_private: bool,
 }
@@ -51,11 +52,12 @@ struct MountStatus {
 impl MountStatus {
     fn new((mount, answer): (MountInfo, ProbeAnswer)) -> Self {
         let mut values = answer.attributes.into_iter();
-        let mut next = || values.next().flatten();
-        let served = next().and_then(|text| str::from_utf8(&text).ok()?.parse().ok());
+        let served = values.next().flatten().and_then(|text| str::from_utf8(&text).ok()?.parse().ok());
         // Another version of weightfs may write something else.
-        let remote = next().and_then(|text| serde_json::from_slice(&text).ok()).filter(Value::is_object);
-        Self { mount, health: answer.health, served, remote, is_private: answer.is_private }
+        let remote = values.next().flatten().and_then(|text| serde_json::from_slice(&text).ok());
+        let remote = remote.filter(Value::is_object);
+        let log = find_recent(&mount.path);
+        Self { mount, health: answer.health, served, remote, log, is_private: answer.is_private }
     }
 
     fn to_json(&self) -> Value {
@@ -72,6 +74,7 @@ impl MountStatus {
             },
             "served_bytes": self.served,
             "remote": self.remote,
+            "log": self.log,
         })
     }
 }
@@ -88,15 +91,17 @@ fn print_status(mounts: &[MountStatus], out: &mut StandardOutput) -> anyhow::Res
         headings.extend(["FETCHED", "REQUESTS", "SPEED", "HITS"]);
     }
     let mut rows: Vec<Vec<String>> = mounts.iter().map(|shown| row(shown, any_remote)).collect();
-    if out.is_terminal {
-        fit(&mut rows, &headings, out.width);
-    }
+    fit_columns(out, &headings, &mut rows, &[1, 0]);
     draw_table(out, &headings, &rows)?;
     if mounts.iter().any(|shown| shown.is_private) {
         writeln!(out, "\n?: only the user of the mount can see this")?;
     }
     let mut gap = "\n";
-    for MountStatus { mount, health, .. } in mounts {
+    for MountStatus { mount, health, log, .. } in mounts {
+        if let Some(log) = log {
+            writeln!(out, "{gap}{}: log in {}", printable(&mount.path.to_string_lossy()), log.display())?;
+            gap = "";
+        }
         let unmount = shell_word(&mount.path);
         let trouble = match health {
             DaemonHealth::Alive | DaemonHealth::Private => continue,
@@ -110,41 +115,28 @@ fn print_status(mounts: &[MountStatus], out: &mut StandardOutput) -> anyhow::Res
     Ok(())
 }
 
-/// The cells of a mount.
 fn row(shown: &MountStatus, with_remote: bool) -> Vec<String> {
-    let unknown = if shown.is_private { "?" } else { "-" };
-    let cell = |text: Option<String>| text.unwrap_or_else(|| unknown.into());
     let remote = shown.remote.as_ref();
-    let field = |name: &str| remote?.get(name)?.as_u64();
     let mut row = vec![
-        printable(&shown.mount.path.to_string_lossy()).into_owned(),
-        printable(&shown.mount.source.to_string_lossy()).into_owned(),
-        cell(shown.mount.owner().map(user)),
-        cell(shown.served.map(format_size)),
+        Some(printable(&shown.mount.path.to_string_lossy()).into_owned()),
+        Some(printable(&shown.mount.source.to_string_lossy()).into_owned()),
+        shown.mount.owner().map(user),
+        shown.served.map(format_size),
     ];
     if with_remote {
         row.extend([
-            cell(field("fetched_bytes").map(format_size)),
-            cell(field("requests").map(|number| number.to_string())),
-            cell(speed(remote)),
-            cell(hits(remote)),
+            figure(remote, "fetched_bytes").map(format_size),
+            figure(remote, "requests").map(|number| number.to_string()),
+            speed(remote),
+            hits(remote),
         ]);
     }
-    row
+    let unknown = if shown.is_private { "?" } else { "-" };
+    row.into_iter().map(|cell| cell.unwrap_or_else(|| unknown.into())).collect()
 }
 
-/// Shortens sources, and then mount points, so that the rows fit into `columns` columns if possible.
-fn fit(rows: &mut [Vec<String>], headings: &[&str], columns: usize) {
-    for at in [1, 0] {
-        let width = |at: usize| {
-            let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.width());
-            cells.chain([headings[at].width()]).max().unwrap_or(0)
-        };
-        let others: usize = (0..headings.len()).filter(|other| *other != at).map(|other| width(other) + 2).sum();
-        for row in rows.iter_mut() {
-            row[at] = squeeze(&row[at], columns.saturating_sub(others)).into_owned();
-        }
-    }
+fn figure(remote: Option<&Value>, name: &str) -> Option<u64> {
+    remote?.get(name)?.as_u64()
 }
 
 fn user(uid: Uid) -> String {
@@ -153,19 +145,20 @@ fn user(uid: Uid) -> String {
 
 /// Bytes per second while anything was fetched.
 fn speed(remote: Option<&Value>) -> Option<String> {
-    let (bytes, busy) = (remote?.get("fetched_bytes")?.as_u64()?, remote?.get("busy_ms")?.as_u64()?);
+    let (bytes, busy) = (figure(remote, "fetched_bytes")?, figure(remote, "busy_ms")?);
     let per_second = u128::from(bytes) * 1000 / u128::from(busy.max(1));
     (bytes > 0).then(|| format!("{}/s", format_size(u64::try_from(per_second).unwrap_or(u64::MAX))))
 }
 
 /// The share of the bytes that were read for which nobody had to wait.
 fn hits(remote: Option<&Value>) -> Option<String> {
-    let (read, waited) = (remote?.get("read_bytes")?.as_u64()?, remote?.get("waited_bytes")?.as_u64()?);
+    let (read, waited) = (figure(remote, "read_bytes")?, figure(remote, "waited_bytes")?);
     let hits = u128::from(read.saturating_sub(waited)) * 100 / u128::from(read.max(1));
     (read > 0).then(|| format!("{hits} %"))
 }
 
-/// The cache of this user: a line about it, and its figures or why it cannot be listed.
+/// The cache of this user: a line about it, such as `cache: /home/me/cache: 2 files, 1.20 GB`, and its figures or why
+/// it cannot be listed.
 #[derive(Default)]
 struct CacheStatus {
     line: Option<String>,
@@ -179,10 +172,14 @@ fn cache() -> CacheStatus {
     match BlockCache::list(&dir) {
         Ok(contents) => {
             let (cached, files) = (contents.cached(), contents.entries.len() as u64);
-            let limit = default_limit(&dir, cached);
+            let default = default_limit(&dir, cached);
+            let limit = default.map(|limit| format!("; default limit {}", format_size(limit))).unwrap_or_default();
+            let content = format!("{}, {}{limit}", weightfs::units::plural(files, "file"), format_size(cached));
             CacheStatus {
-                line: Some(cache_line(&dir, files, cached, limit)),
-                json: cache_json(&dir, files, cached, limit),
+                line: Some(format!("cache: {}: {content}", printable(&dir.to_string_lossy()))),
+                json: json!({
+                    "directory": dir.to_string_lossy(), "files": files, "cached": cached, "default_limit": default,
+                }),
             }
         }
         // The mounts are listed in any case, so this is no failure of the command.
@@ -196,17 +193,4 @@ fn cache() -> CacheStatus {
 #[cfg(not(feature = "remote"))]
 fn cache() -> CacheStatus {
     CacheStatus::default()
-}
-
-/// `cache: /home/me/.cache/weightfs: 2 files, 1.20 GB; default limit 50.0 GB`
-#[cfg(feature = "remote")]
-fn cache_line(dir: &Path, files: u64, cached: u64, limit: Option<u64>) -> String {
-    let limit = limit.map(|limit| format!("; default limit {}", format_size(limit))).unwrap_or_default();
-    let files = weightfs::units::plural(files, "file");
-    format!("cache: {}: {files}, {}{limit}", printable(&dir.to_string_lossy()), format_size(cached))
-}
-
-#[cfg(feature = "remote")]
-fn cache_json(dir: &Path, files: u64, cached: u64, limit: Option<u64>) -> Value {
-    json!({ "directory": dir.to_string_lossy(), "files": files, "cached": cached, "default_limit": limit })
 }

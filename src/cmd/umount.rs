@@ -2,7 +2,7 @@
 
 use crate::cli::UmountArgs;
 use crate::process::logging::complain;
-use crate::process::mounts::{self, UnmountOutcome};
+use crate::process::mounts;
 use anyhow::bail;
 use nix::unistd::{Uid, User, geteuid};
 use std::path::{Path, PathBuf};
@@ -39,8 +39,8 @@ fn unmount_path(mountpoint: &Path, lazy: bool) -> anyhow::Result<()> {
         None => bail!("{shown}: not mounted"),
     };
     match mounts::unmount_mount(&path, lazy) {
-        Ok(UnmountOutcome::Done) => Ok(()),
-        Ok(UnmountOutcome::Busy) => bail!(
+        Ok(false) => Ok(()),
+        Ok(true) => bail!(
             "{shown}: in use (`fuser -vm {}` lists the processes; --lazy detaches it anyway)",
             shell_word(mountpoint)
         ),

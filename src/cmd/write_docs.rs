@@ -11,7 +11,7 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-const PAGE: &str = include_str!("../../docs/weightfs.1");
+const PAGE: &str = include_str!("../../docs/weightfs.1.in");
 const README: &str = include_str!("../../README.md");
 
 /// The definition with which the roff crate begins each text.
@@ -29,7 +29,6 @@ pub fn run_write_docs(dir: &Path) -> anyhow::Result<ExitCode> {
     write_all(dir).with_context(|| dir.display().to_string()).map(|()| ExitCode::SUCCESS)
 }
 
-/// Writes all files below `prefix`.
 fn write_all(prefix: &Path) -> io::Result<()> {
     let command = cli::definition();
     write_doc(&prefix.join("share/man/man1/weightfs.1"), manual_page(&command)?.as_bytes())?;
@@ -69,7 +68,6 @@ fn uncapitalised(text: &str) -> String {
     chars.next().map(|first| first.to_lowercase().chain(chars).collect()).unwrap_or_default()
 }
 
-/// The usage lines of a command.
 fn usage(command: &Command) -> Vec<String> {
     let usage = command.clone().render_usage().to_string();
     usage.trim_start_matches("Usage:").lines().map(|line| line.trim().to_owned()).collect()

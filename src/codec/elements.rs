@@ -35,7 +35,6 @@ numbers! {
     f64 f64;
 }
 
-/// Elements of `f32`, copied.
 pub fn f32(input: &[u8], output: &mut [u8]) {
     output.copy_from_slice(input);
 }
@@ -45,34 +44,21 @@ pub fn bf16(input: &[u8], output: &mut [u8]) {
     map_elements(input, output, |bytes: [u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16));
 }
 
-/// IEEE 754 half precision.
 pub fn f16(input: &[u8], output: &mut [u8]) {
     map_elements(input, output, |bytes: [u8; 2]| widen_f16(u16::from_le_bytes(bytes)));
 }
 
-/// Defines functions that look up each byte in a table.
+/// Defines functions that look up each byte in a table, as float32 and as bfloat16, which represents all these values
+/// exactly.
 macro_rules! bytes {
-    ($($name:ident $table:ident $doc:literal;)*) => {$(
+    ($($name:ident $to_bf16:ident $table:ident $doc:literal;)*) => {$(
         #[doc = $doc]
         pub fn $name(input: &[u8], output: &mut [u8]) {
             map_elements(input, output, |[code]: [u8; 1]| $table[usize::from(code)]);
         }
-    )*};
-}
 
-bytes! {
-    f8_e5m2 E5M2 "OCP E5M2.";
-    f8_e4m3 E4M3 "OCP E4M3, which has no infinity.";
-    f8_e8m0 E8M0 "OCP E8M0: powers of two and NaN.";
-    f8_e4m3_fnuz E4M3_FNUZ "E4M3 without infinity and negative zero.";
-    f8_e5m2_fnuz E5M2_FNUZ "E5M2 without infinity and negative zero.";
-}
-
-/// Defines functions that look up the bfloat16 of each byte in a table. bfloat16 represents all these values exactly.
-macro_rules! bytes_to_bf16 {
-    ($($name:ident $table:ident;)*) => {$(
-        #[doc = concat!("Elements of ", stringify!($table), " as bfloat16.")]
-        pub fn $name(input: &[u8], output: &mut [u8]) {
+        #[doc = $doc]
+        pub fn $to_bf16(input: &[u8], output: &mut [u8]) {
             static UPPER: [[u8; 2]; 256] = upper(&$table);
             for (code, output) in input.iter().zip(output.as_chunks_mut::<2>().0) {
                 *output = UPPER[usize::from(*code)];
@@ -81,12 +67,12 @@ macro_rules! bytes_to_bf16 {
     )*};
 }
 
-bytes_to_bf16! {
-    f8_e5m2_to_bf16 E5M2;
-    f8_e4m3_to_bf16 E4M3;
-    f8_e8m0_to_bf16 E8M0;
-    f8_e4m3_fnuz_to_bf16 E4M3_FNUZ;
-    f8_e5m2_fnuz_to_bf16 E5M2_FNUZ;
+bytes! {
+    f8_e5m2 f8_e5m2_to_bf16 E5M2 "OCP E5M2.";
+    f8_e4m3 f8_e4m3_to_bf16 E4M3 "OCP E4M3, which has no infinity.";
+    f8_e8m0 f8_e8m0_to_bf16 E8M0 "OCP E8M0: powers of two and NaN.";
+    f8_e4m3_fnuz f8_e4m3_fnuz_to_bf16 E4M3_FNUZ "E4M3 without infinity and negative zero.";
+    f8_e5m2_fnuz f8_e5m2_fnuz_to_bf16 E5M2_FNUZ "E5M2 without infinity and negative zero.";
 }
 
 /// The upper halves of float32, in little-endian order.
@@ -153,7 +139,7 @@ pub(super) fn widen_f16(code: u16) -> f32 {
     f32::from_bits(sign | if exponent == 0x7c00 << 13 { special } else { value })
 }
 
-/// Which codes of a small float are not numbers.
+/// The codes of a small float that are not numbers.
 #[derive(Clone, Copy, PartialEq)]
 enum SpecialCodes {
     /// As in IEEE 754: the highest exponent means infinity or NaN.
@@ -168,8 +154,8 @@ enum SpecialCodes {
 
 static E5M2: [f32; 256] = element_table(2, 15, 7, SpecialCodes::Ieee);
 pub(super) static E4M3: [f32; 256] = element_table(3, 7, 7, SpecialCodes::AllOnes);
-pub(super) static E5M2_FNUZ: [f32; 256] = element_table(2, 16, 7, SpecialCodes::MinusZero);
-pub(super) static E4M3_FNUZ: [f32; 256] = element_table(3, 8, 7, SpecialCodes::MinusZero);
+static E5M2_FNUZ: [f32; 256] = element_table(2, 16, 7, SpecialCodes::MinusZero);
+static E4M3_FNUZ: [f32; 256] = element_table(3, 8, 7, SpecialCodes::MinusZero);
 static E2M3: [f32; 64] = element_table(3, 1, 5, SpecialCodes::Finite);
 static E3M2: [f32; 64] = element_table(2, 3, 5, SpecialCodes::Finite);
 pub(super) static E2M1: [f32; 16] = element_table(1, 1, 3, SpecialCodes::Finite);

@@ -20,6 +20,9 @@ macro_rules! vectorised {
     };
 }
 
+/// A float32 in little-endian order.
+pub type F32 = [u8; 4];
+
 pub mod bf16;
 pub mod elements;
 pub mod ggml;

@@ -1,6 +1,9 @@
 //! The deviation of numbers from others: the sums from which the largest error, the root mean square error and the
 //! cosine are computed.
 
+use super::elements::complex_parts;
+use std::ops::Add;
+
 /// Number of pairs that are summed at a time. Their float64 numbers fit into the first-level cache.
 const BLOCK: usize = 1024;
 
@@ -13,7 +16,6 @@ const LANES: usize = 2;
 /// infinity, or underflow; squares of shorter numbers cannot.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Deviation {
-    /// Number of pairs.
     pub elements: u64,
     /// Number of pairs with different values. 0.0 and -0.0 are equal, and so are all NaN.
     pub different: u64,
@@ -21,13 +23,9 @@ pub struct Deviation {
     pub not_finite: u64,
     /// Number of pairs that are counted in both `different` and `not_finite`.
     pub not_finite_different: u64,
-    /// Number of NaN on each side.
     pub nan: [u64; 2],
-    /// Number of infinite numbers on each side.
     pub infinite: [u64; 2],
-    /// The largest distance between the numbers of a pair.
     pub max_abs: f64,
-    /// The sum of the squares of all distances.
     squares: f64,
     /// The sum of the squares of the numbers of each side.
     norms: [f64; 2],
@@ -54,20 +52,18 @@ impl Deviation {
         (a > 0.0 && b > 0.0).then(|| (self.products / a / b).clamp(-1.0, 1.0))
     }
 
-    /// Adds the pairs that `other` has counted.
     #[must_use]
     pub fn merge(self, other: Self) -> Self {
-        let add = |a: [u64; 2], b: [u64; 2]| [a[0] + b[0], a[1] + b[1]];
         Self {
             elements: self.elements + other.elements,
             different: self.different + other.different,
             not_finite: self.not_finite + other.not_finite,
             not_finite_different: self.not_finite_different + other.not_finite_different,
-            nan: add(self.nan, other.nan),
-            infinite: add(self.infinite, other.infinite),
+            nan: add_sides(self.nan, other.nan),
+            infinite: add_sides(self.infinite, other.infinite),
             max_abs: self.max_abs.max(other.max_abs),
             squares: self.squares + other.squares,
-            norms: [self.norms[0] + other.norms[0], self.norms[1] + other.norms[1]],
+            norms: add_sides(self.norms, other.norms),
             products: self.products + other.products,
         }
     }
@@ -75,29 +71,25 @@ impl Deviation {
     /// Adds pairs of little-endian float32 numbers.
     pub(super) fn add_floats(&mut self, a: &[u8], b: &[u8]) {
         let (a, b) = (a.as_chunks::<4>().0, b.as_chunks::<4>().0);
-        let mut block = DeviationBlock::default();
-        for (a, b) in a.chunks(BLOCK).zip(b.chunks(BLOCK)) {
-            let mut is_finite = true;
-            for (at, (a, b)) in a.iter().zip(b).enumerate() {
-                let [a, b] = [a, b].map(|bytes| f32::from_le_bytes(*bytes));
-                (block.a[at], block.b[at]) = (a.into(), b.into());
-                is_finite &= a.is_finite() & b.is_finite();
-            }
-            (0..a.len()).for_each(|at| block.apart[at] = block.a[at] - block.b[at]);
-            block.len = a.len();
-            self.add(&mut block, is_finite);
-        }
+        self.add_numbers(a, b, |bytes| [f32::from_le_bytes(*bytes).into(), 0.0]);
     }
 
     /// Adds pairs of sums of two float64 numbers, of which the first is the nearest to the sum.
     pub(super) fn add_exact(&mut self, a: &[[f64; 2]], b: &[[f64; 2]]) {
-        let mut block = DeviationBlock::default();
+        self.add_numbers(a, b, |number| *number);
+    }
+
+    fn add_numbers<T>(&mut self, a: &[T], b: &[T], number: impl Fn(&T) -> [f64; 2]) {
+        let mut block = DeviationBlock { a: [0.0; BLOCK], b: [0.0; BLOCK], apart: [0.0; BLOCK], len: 0 };
         for (a, b) in a.chunks(BLOCK).zip(b.chunks(BLOCK)) {
-            for (at, ([a, rest_a], [b, rest_b])) in a.iter().zip(b).enumerate() {
-                (block.a[at], block.b[at], block.apart[at]) = (*a, *b, a - b + (rest_a - rest_b));
+            let mut is_finite = true;
+            for (at, (a, b)) in a.iter().zip(b).enumerate() {
+                let ([a, rest_a], [b, rest_b]) = (number(a), number(b));
+                (block.a[at], block.b[at], block.apart[at]) = (a, b, a - b + (rest_a - rest_b));
+                is_finite &= a.is_finite() & b.is_finite();
             }
             block.len = a.len();
-            self.add(&mut block, false);
+            self.add(&mut block, is_finite);
         }
     }
 
@@ -105,8 +97,7 @@ impl Deviation {
     /// of it is. Its square is that of its magnitude.
     pub(super) fn add_complex(&mut self, a: &[u8], b: &[u8]) {
         for (a, b) in a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0) {
-            let part = |bytes: &[u8; 8], at: usize| f64::from(f32::from_le_bytes(bytes.as_chunks().0[at]));
-            let [a, b] = [a, b].map(|bytes| [part(bytes, 0), part(bytes, 1)]);
+            let [a, b] = [a, b].map(complex_parts);
             let is_nan = [a, b].map(|number| number.iter().any(|part| part.is_nan()));
             let is_finite = [a, b].map(|number| number.iter().all(|part| part.is_finite()));
             let differs = a != b && is_nan != [true; 2];
@@ -116,11 +107,10 @@ impl Deviation {
                 self.count_not_finite(is_nan, is_finite, differs);
                 continue;
             }
-            let dot = |a: [f64; 2], b: [f64; 2]| a[0] * b[0] + a[1] * b[1];
             let apart = [a[0] - b[0], a[1] - b[1]];
             self.max_abs = self.max_abs.max(apart[0].hypot(apart[1]));
             self.squares += dot(apart, apart);
-            self.norms = [self.norms[0] + dot(a, a), self.norms[1] + dot(b, b)];
+            self.norms = add_sides(self.norms, [dot(a, a), dot(b, b)]);
             self.products += dot(a, b);
         }
     }
@@ -160,18 +150,19 @@ impl Deviation {
     }
 }
 
-/// Pairs of float64 numbers, and their differences.
+fn add_sides<T: Copy + Add<Output = T>>(a: [T; 2], b: [T; 2]) -> [T; 2] {
+    [a[0] + b[0], a[1] + b[1]]
+}
+
+fn dot(a: [f64; 2], b: [f64; 2]) -> f64 {
+    a[0] * b[0] + a[1] * b[1]
+}
+
 struct DeviationBlock {
     a: [f64; BLOCK],
     b: [f64; BLOCK],
     apart: [f64; BLOCK],
     len: usize,
-}
-
-impl Default for DeviationBlock {
-    fn default() -> Self {
-        Self { a: [0.0; BLOCK], b: [0.0; BLOCK], apart: [0.0; BLOCK], len: 0 }
-    }
 }
 
 impl DeviationBlock {
@@ -192,12 +183,11 @@ impl DeviationBlock {
                 products[at] += a * b;
             }
         }
-        let sum = |lanes: Lanes| lanes.iter().sum::<f64>();
         to.max_abs = max.into_iter().fold(to.max_abs, f64::max);
         to.different += different.iter().sum::<u64>();
-        to.squares += sum(squares);
-        to.norms = [to.norms[0] + sum(norm_a), to.norms[1] + sum(norm_b)];
-        to.products += sum(products);
+        to.squares += squares.iter().sum::<f64>();
+        to.norms = add_sides(to.norms, [norm_a.iter().sum(), norm_b.iter().sum()]);
+        to.products += products.iter().sum::<f64>();
     }
 }
 

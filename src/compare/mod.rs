@@ -6,7 +6,6 @@
 
 mod common;
 mod deviation;
-mod difference;
 mod elements;
 mod numbers;
 mod pair;
@@ -14,9 +13,31 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
+use crate::content::Error;
+use crate::threads;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 pub use common::CommonNumber;
 pub use deviation::Deviation;
-pub use difference::{TensorDifference, ValueDifference};
+pub use elements::ValueDifference;
 pub use numbers::{ComparablePair, deviations};
-pub use pair::{TensorPair, differences, have_same_bytes, obstacle};
+pub use pair::{TensorDifference, TensorPair, differences, have_same_bytes, obstacle};
 pub use shared::{SharedFiles, StoredTensor};
+
+/// Runs `compare` for all jobs on all cores, and returns the results in order, or the first error. After an error, no
+/// further job is begun.
+fn run_jobs<J: Sync, R: Default + Send>(
+    jobs: &[J],
+    compare: impl Fn(&J) -> Result<R, Error> + Sync,
+) -> Result<Vec<R>, Error> {
+    let failed = AtomicBool::new(false);
+    let compared = threads::map_parallel(jobs.len(), |at| {
+        if failed.load(Ordering::Relaxed) {
+            return Ok(R::default());
+        }
+        let compared = compare(&jobs[at]);
+        failed.fetch_or(compared.is_err(), Ordering::Relaxed);
+        compared
+    });
+    compared.into_iter().collect()
+}

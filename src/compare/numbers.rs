@@ -1,12 +1,11 @@
 //! Computes the deviations of the numbers of many pairs of tensors, on all cores.
 
-use super::common::{CommonNumber, exact, widen};
+use super::common::{CommonNumber, exact, float32};
 use super::deviation::Deviation;
+use super::run_jobs;
 use crate::content::{Content, Error, ReadRequest};
 use crate::format::Dtype;
-use crate::threads;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Number of elements that a thread compares as one job. Sums are merged in the order of the jobs, so they depend
 /// neither on the number of threads nor on their speed. A multiple of the elements of any block.
@@ -18,63 +17,47 @@ const AT_ONCE: u64 = 64 << 10;
 /// Two tensors of the same shape whose values can be compared.
 #[derive(Debug, Clone, Copy)]
 pub struct ComparablePair<'a> {
-    /// The dtype of each side.
     pub dtypes: [Dtype<'a>; 2],
-    /// Number of elements.
     pub elements: u64,
 }
 
 /// Compares the numbers of all pairs on all cores, large tensors in parts. `open` returns the numbers of both sides of
-/// a pair in their dtypes.
-///
-/// `progress` is called from any thread with the number of a pair and the number of further elements that are done.
-///
-/// # Errors
-/// If a file cannot be read, or the values of two dtypes cannot be compared: see [`super::obstacle`].
+/// a pair in their dtypes. `progress` is called from any thread with the number of a pair and the number of further
+/// elements that are done. Fails if the values of two dtypes cannot be compared: see [`super::obstacle`].
 pub fn deviations(
     pairs: &[ComparablePair],
     open: &(impl Fn(usize) -> [Content; 2] + Sync),
     progress: &(impl Fn(usize, u64) + Sync),
 ) -> Result<Vec<Deviation>, Error> {
-    let parts = |pair: &ComparablePair| (0..pair.elements).step_by(PART as usize);
-    let jobs: Vec<(usize, u64)> =
-        pairs.iter().enumerate().flat_map(|(at, pair)| parts(pair).map(move |start| (at, start))).collect();
-    let failed = AtomicBool::new(false);
-    let compared = threads::map_parallel(jobs.len(), |job| {
-        let (at, start) = jobs[job];
-        // After an error the remaining parts need not be read.
-        if failed.load(Ordering::Relaxed) {
-            return Ok(Deviation::default());
-        }
-        let part = start..pairs[at].elements.min(start + PART);
-        let compared = deviation(pairs[at].dtypes, &open(at), part, &|elements| progress(at, elements));
-        failed.fetch_or(compared.is_err(), Ordering::Relaxed);
-        compared
-    });
+    let mut jobs: Vec<(usize, Range<u64>)> = Vec::new();
+    for (at, pair) in pairs.iter().enumerate() {
+        let starts = (0..pair.elements).step_by(PART as usize);
+        jobs.extend(starts.map(|start| (at, start..pair.elements.min(start + PART))));
+    }
+    let compared = run_jobs(&jobs, |(at, part)| {
+        deviation(pairs[*at].dtypes, &open(*at), part, &|elements| progress(*at, elements))
+    })?;
     let mut found = vec![Deviation::default(); pairs.len()];
     for ((at, _), compared) in jobs.iter().zip(compared) {
-        found[*at] = found[*at].merge(compared?);
+        found[*at] = found[*at].merge(compared);
     }
     Ok(found)
 }
 
-/// The deviation of a part.
 fn deviation(
     [a, b]: [Dtype; 2],
     [content_a, content_b]: &[Content; 2],
-    part: Range<u64>,
+    part: &Range<u64>,
     progress: &impl Fn(u64),
 ) -> Result<Deviation, Error> {
     let mut found = Deviation::default();
-    let [mut of_a, mut of_b, mut wide_a, mut wide_b] = [const { Vec::new() }; 4];
+    let [mut of_a, mut of_b] = [const { Vec::new() }; 2];
     for start in part.clone().step_by(AT_ONCE as usize) {
         let elements = start..part.end.min(start + AT_ONCE);
         content_a.copy(bytes(a, &elements, content_a.len()), &ReadRequest::WAIT, &mut of_a)?;
         content_b.copy(bytes(b, &elements, content_b.len()), &ReadRequest::WAIT, &mut of_b)?;
         match CommonNumber::of(a, b) {
-            Some(CommonNumber::Float32) => {
-                found.add_floats(float32(a, &of_a, &mut wide_a), float32(b, &of_b, &mut wide_b));
-            }
+            Some(CommonNumber::Float32) => found.add_floats(&float32(a, &of_a), &float32(b, &of_b)),
             Some(CommonNumber::Float64 | CommonNumber::Exact) => found.add_exact(&exact(a, &of_a), &exact(b, &of_b)),
             None if (a, b) == (Dtype::C64, Dtype::C64) => found.add_complex(&of_a, &of_b),
             None => return Err(Error::Compute(format!("values of {a} and {b} cannot be compared"))),
@@ -86,15 +69,6 @@ fn deviation(
         true => Ok(found),
         false => Err(Error::Compute("the data of a tensor is shorter than its shape".to_owned())),
     }
-}
-
-/// The values of whole blocks as float32. They are converted in `wide`, unless they are float32 already.
-fn float32<'b>(dtype: Dtype, encoded: &'b [u8], wide: &'b mut Vec<u8>) -> &'b [u8] {
-    if dtype == Dtype::F32 {
-        return encoded;
-    }
-    widen(dtype, encoded, wide);
-    wide
 }
 
 /// The bytes that hold elements, from the start of a block on.

@@ -1,6 +1,6 @@
 //! Tensors as runs in files, and the parts of them that two files share on a disk.
 
-use crate::content::{Data, SourceRun, Sources};
+use crate::content::{Segment, SourceRun, Sources};
 use crate::source::{DiskBlock, FileId};
 use crate::threads;
 use std::ops::Range;
@@ -13,20 +13,16 @@ pub struct SharedFiles {
 }
 
 impl SharedFiles {
-    /// Queries the file system for the blocks.
     pub fn new(sources: &Sources) -> Self {
         let blocks = threads::map_parallel(sources.len(), |at| (sources[at].id(), sources[at].shared_blocks()));
         Self { blocks }
     }
 }
 
-/// A tensor in files.
 #[derive(Debug, Clone)]
 pub struct StoredTensor<'a> {
-    /// The files.
     pub files: &'a SharedFiles,
-    /// Its data.
-    pub data: Data,
+    pub data: Segment,
     /// The runs that hold it; `None` if its elements are gathered.
     pub runs: Option<Arc<[SourceRun]>>,
 }
@@ -50,11 +46,9 @@ pub(super) fn unshared(a: &StoredTensor, b: &StoredTensor, len: u64) -> Vec<Rang
     ranges
 }
 
-/// The place of the bytes from an offset in a tensor on.
 struct StoredPiece<'a> {
     id: Option<FileId>,
     blocks: &'a [DiskBlock],
-    /// In bytes from the start of the file.
     offset: u64,
     /// Number of bytes from there on that are contiguous in the file.
     len: u64,

@@ -2,9 +2,9 @@
 
 use super::common::exact;
 use super::*;
-use crate::content::{Data, Extents, SourceRun, Sources};
+use crate::content::{Extents, Segment, SourceRun, Sources};
 use crate::format::{Dtype, DtypeBlock};
-use crate::source::{Bytes, DiskBlock, Error as SourceError, FileId, MemorySource, Source, SourceStat};
+use crate::source::{Bytes, DiskBlock, Error as SourceError, FileId, MemorySource, Source, SourceInfo};
 use proptest::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn difference(
 /// A tensor of `len` bytes.
 fn stored<'f>(sources: &Sources, files: &'f SharedFiles, runs: &[SourceRun], len: u64) -> StoredTensor<'f> {
     let runs: Arc<[SourceRun]> = runs.into();
-    let data = Data::Extents(Extents::new(sources.clone(), runs.clone(), len));
+    let data = Segment::Extents(Extents::new(sources.clone(), runs.clone(), len));
     StoredTensor { files, data, runs: Some(runs) }
 }
 
@@ -38,33 +38,28 @@ fn dtypes() -> Vec<Dtype<'static>> {
 #[derive(Debug)]
 struct OnDisk {
     memory: MemorySource,
-    id: FileId,
+    info: SourceInfo,
     blocks: Vec<DiskBlock>,
     read: Arc<AtomicU64>,
 }
 
+impl OnDisk {
+    fn new(bytes: Vec<u8>, id: FileId, blocks: Vec<DiskBlock>, read: Arc<AtomicU64>) -> Self {
+        let info = SourceInfo { id: Some(id), ..SourceInfo::anonymous(bytes.len() as u64) };
+        Self { memory: MemorySource::new(bytes), info, blocks, read }
+    }
+}
+
 impl Source for OnDisk {
-    fn len(&self) -> u64 {
-        self.memory.len()
+    fn info(&self) -> &SourceInfo {
+        &self.info
     }
     fn bytes(&self, range: Range<u64>) -> Result<Bytes, SourceError> {
         self.memory.bytes(range)
     }
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), SourceError> {
+    fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), SourceError> {
         self.read.fetch_add(buf.len() as u64, Ordering::Relaxed);
-        self.memory.read_exact_at(buf, offset)
-    }
-    fn verify(&self) -> Result<(), SourceError> {
-        self.memory.verify()
-    }
-    fn may_block(&self, range: &Range<u64>) -> bool {
-        self.memory.may_block(range)
-    }
-    fn stat(&self) -> SourceStat {
-        self.memory.stat()
-    }
-    fn id(&self) -> Option<FileId> {
-        Some(self.id)
+        self.memory.read_runs_at(buf, len, offset, step)
     }
     fn shared_blocks(&self) -> Vec<DiskBlock> {
         self.blocks.clone()
@@ -318,7 +313,7 @@ fn shared_blocks_are_not_read() {
     let source = |id, blocks: &[(u64, u64, u64)]| -> Sources {
         let blocks = blocks.iter().map(|(start, len, place)| DiskBlock { start: *start, len: *len, place: *place });
         let (blocks, read) = (blocks.collect(), read.clone());
-        Arc::new([Arc::new(OnDisk { memory: MemorySource::new(bytes.clone()), id, blocks, read }) as Arc<dyn Source>])
+        Arc::new([Arc::new(OnDisk::new(bytes.clone(), id, blocks, read)) as Arc<dyn Source>])
     };
     let at = |offset: u64| [SourceRun { start: 0, source: 0, offset }];
     let len = LEN - 8192;
@@ -385,8 +380,7 @@ proptest! {
             other[at] ^= 0x11;
         }
         let on_disk = |bytes: &[u8], id| -> Arc<dyn Source> {
-            let (memory, blocks, read) = (MemorySource::new(bytes.to_vec()), blocks.clone(), Arc::default());
-            Arc::new(OnDisk { memory, id, blocks, read })
+            Arc::new(OnDisk::new(bytes.to_vec(), id, blocks.clone(), Arc::default()))
         };
         let a: Sources = Arc::new([on_disk(&bytes, (1, 1))]);
         let b: Sources = Arc::new([on_disk(&other, (1, 2)), on_disk(&other, (1, 3))]);

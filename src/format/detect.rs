@@ -1,39 +1,55 @@
 //! Detects files of other formats by their first bytes, so that the error message can give a hint.
 
+use super::input::number_at;
 use crate::text::quote;
-use std::fmt;
 
-/// A file of a format that weightfs does not read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ForeignFormat {
-    /// The format with its article: "a zip archive".
-    name: String,
-    /// The remedy, if there is one.
-    hint: Option<&'static str>,
-}
+const CONVERT_GGML: &str = " (convert it with llama.cpp's tools)";
+
+const SAVE_AGAIN: &str = " (load it with torch.load(..., weights_only=True) and save it again with torch.save or \
+                          safetensors.torch.save_file)";
+
+const CONVERT: &str = " (load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file)";
+
+const CONVERT_ONNX: &str = " (load it with onnx.load, read its initializers with onnx.numpy_helper.to_array, and save \
+                            them with safetensors.numpy.save_file)";
+
+const CONVERT_KERAS: &str =
+    " (load it with keras.models.load_model or h5py, and save its arrays with safetensors.numpy.save_file)";
+
+/// The remedy for text in place of a model.
+const NO_MODEL: &str = " (if it should be a model, the download failed; read the text with `cat`)";
 
 /// Offset of a magic number, the magic number, the format that it identifies, and a hint for the user.
-const MAGICS: [(usize, &[u8], &str, Option<&str>); 19] = [
-    (0, b"GGML", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
+const MAGICS: [(usize, &[u8], &str, &str); 19] = [
+    (0, b"GGML", "a GGML file, older than GGUF", CONVERT_GGML),
     // The numbers "ggml", "ggmf" and "ggjt" in little-endian order.
-    (0, b"lmgg", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
-    (0, b"fmgg", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
-    (0, b"tjgg", "a GGML file, older than GGUF", Some("convert it with llama.cpp's tools")),
-    (0, b"PK\x05\x06", "an empty zip archive", None),
-    (0, b"\x1f\x8b", "gzip data", Some("unpack it with gunzip first")),
-    (0, b"\x28\xb5\x2f\xfd", "zstd data", Some("unpack it with unzstd first")),
-    (0, b"\xfd7zXZ\0", "xz data", Some("unpack it with unxz first")),
-    (0, b"BZh", "bzip2 data", Some("unpack it with bunzip2 first")),
-    (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", Some("unpack it first")),
-    (257, b"ustar", "a tar archive", Some("unpack it first")),
-    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, such as the weights of a Keras model (.h5, .hdf5)", Some(CONVERT_KERAS)),
-    (4, b"TFL3", "a TensorFlow Lite model", None),
-    (0, b"PAR1", "a Parquet file", None),
-    (0, b"\x89PNG\r\n\x1a\n", "a PNG picture", None),
-    (0, b"\xff\xd8\xff", "a JPEG picture", None),
-    (0, b"%PDF-", "a PDF document", None),
-    (0, b"\x7fELF", "a program (ELF)", None),
-    (0, b"#!", "a script", None),
+    (0, b"lmgg", "a GGML file, older than GGUF", CONVERT_GGML),
+    (0, b"fmgg", "a GGML file, older than GGUF", CONVERT_GGML),
+    (0, b"tjgg", "a GGML file, older than GGUF", CONVERT_GGML),
+    (0, b"PK\x05\x06", "an empty zip archive", ""),
+    (0, b"\x1f\x8b", "gzip data", " (unpack it with gunzip first)"),
+    (0, b"\x28\xb5\x2f\xfd", "zstd data", " (unpack it with unzstd first)"),
+    (0, b"\xfd7zXZ\0", "xz data", " (unpack it with unxz first)"),
+    (0, b"BZh", "bzip2 data", " (unpack it with bunzip2 first)"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", " (unpack it first)"),
+    (257, b"ustar", "a tar archive", " (unpack it first)"),
+    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, such as the weights of a Keras model (.h5, .hdf5)", CONVERT_KERAS),
+    (4, b"TFL3", "a TensorFlow Lite model", ""),
+    (0, b"PAR1", "a Parquet file", ""),
+    (0, b"\x89PNG\r\n\x1a\n", "a PNG picture", ""),
+    (0, b"\xff\xd8\xff", "a JPEG picture", ""),
+    (0, b"%PDF-", "a PDF document", ""),
+    (0, b"\x7fELF", "a program (ELF)", ""),
+    (0, b"#!", "a script", ""),
+];
+
+/// Beginnings of texts in lower case, what they identify, and a hint for the user.
+const TEXTS: [(&str, &str, &str); 5] = [
+    ("<!doctype html", "an HTML page", " (the server may have sent a login or error page)"),
+    ("<html", "an HTML page", " (the server may have sent a login or error page)"),
+    ("<?xml", "an XML document", " (the server may have sent an error page)"),
+    ("{\"error\"", "a JSON error message", " (the download failed; read the message with `cat`)"),
+    ("{\"message\"", "a JSON error message", " (the download failed; read the message with `cat`)"),
 ];
 
 /// The beginning of a file that torch before 1.6 has written: a pickle of the number 0x1950a86a20f9469cfc6c.
@@ -43,98 +59,62 @@ const LEGACY_TORCH: [u8; 15] = [0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9,
 /// The entries of a tar archive that torch before 0.1.10 has written.
 const TAR_TORCH: [&[u8]; 4] = [b"sys_info\0", b"pickle\0", b"tensors\0", b"storages\0"];
 
-const SAVE_AGAIN: &str = "load it with torch.load(..., weights_only=True) and save it again with torch.save or \
-                          safetensors.torch.save_file";
-
-const CONVERT: &str = "load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file";
-
-const CONVERT_ONNX: &str = "load it with onnx.load, read its initializers with onnx.numpy_helper.to_array, and save them with \
-                            safetensors.numpy.save_file";
-
-const CONVERT_KERAS: &str =
-    "load it with keras.models.load_model or h5py, and save its arrays with safetensors.numpy.save_file";
-
-/// What to do about text in place of a model.
-const NO_MODEL: &str = "if it should be a model, the download failed; read the text with `cat`";
-
-/// Maximum number of bytes that [`ForeignFormat::detect`] looks at.
+/// Maximum number of bytes that [`detect_foreign`] looks at.
 pub const PREFIX: u64 = 512;
 
-impl ForeignFormat {
-    /// Identifies the format of a file by its first `PREFIX` bytes.
-    ///
-    /// Use it only for files that failed to parse: a valid header length can look like a magic number.
-    pub fn detect(prefix: &[u8]) -> Option<Self> {
-        let other = |name: &str, hint| Some(Self { name: name.to_owned(), hint });
-        if prefix.is_empty() {
-            return other("empty", Some("a download may not have started"));
-        }
-        // Its length can begin with a magic number.
-        if is_safetensors(prefix) {
-            return None;
-        }
-        if let Some(pointer) = lfs_pointer(prefix) {
-            return Some(pointer);
-        }
-        if let Some(archive) = zip(prefix) {
-            return Some(archive);
-        }
-        if prefix.get(257..262) == Some(b"ustar") && TAR_TORCH.iter().any(|name| prefix.starts_with(name)) {
-            return other("a PyTorch checkpoint of the format before torch 0.1.10 (tar)", Some(SAVE_AGAIN));
-        }
-        if let Some((_, _, name, hint)) =
-            MAGICS.iter().find(|(at, magic, ..)| prefix.get(*at..).is_some_and(|rest| rest.starts_with(magic)))
-        {
-            return other(name, *hint);
-        }
-        if is_onnx(prefix) {
-            return other("an ONNX model", Some(CONVERT_ONNX));
-        }
-        if prefix.starts_with(&LEGACY_TORCH) {
-            return other("a PyTorch checkpoint of the format before torch 1.6", Some(SAVE_AGAIN));
-        }
+/// Identifies a file of a format that weightfs does not read, with a hint for the user: "gzip data (unpack it with
+/// gunzip first)". `prefix` has its first [`PREFIX`] bytes.
+///
+/// Use it only for files that failed to parse: a valid header length can look like a magic number.
+pub fn detect_foreign(prefix: &[u8]) -> Option<String> {
+    if prefix.is_empty() {
+        return Some("empty (a download may not have started)".to_owned());
+    }
+    // Its length can begin with a magic number.
+    if is_safetensors(prefix) {
+        return None;
+    }
+    if let Some(pointer) = lfs_pointer(prefix) {
+        return Some(pointer);
+    }
+    let text = detect_text(prefix);
+    let (name, hint) = if let Some(archive) = detect_zip(prefix) {
+        archive
+    } else if prefix.get(257..262) == Some(b"ustar") && TAR_TORCH.iter().any(|name| prefix.starts_with(name)) {
+        ("a PyTorch checkpoint of the format before torch 0.1.10 (tar)", SAVE_AGAIN)
+    } else if let Some((_, _, name, hint)) =
+        MAGICS.iter().find(|(at, magic, ..)| prefix.get(*at..).is_some_and(|rest| rest.starts_with(magic)))
+    {
+        (*name, *hint)
+    } else if is_onnx(prefix) {
+        ("an ONNX model", CONVERT_ONNX)
+    } else if prefix.starts_with(&LEGACY_TORCH) {
+        ("a PyTorch checkpoint of the format before torch 1.6", SAVE_AGAIN)
+    } else if let [0x80, 2..=5, b'}' | b']' | b'(' | b'c' | b'X' | b'\x8a' | b'\x95', ..] = prefix {
         // A pickle of protocol 2 to 5 begins with PROTO, mostly followed by EMPTY_DICT, EMPTY_LIST, MARK, GLOBAL,
         // BINUNICODE, LONG1 or FRAME.
-        if let [0x80, 2..=5, b'}' | b']' | b'(' | b'c' | b'X' | b'\x8a' | b'\x95', ..] = prefix {
-            return other("a Python pickle, such as an old PyTorch checkpoint (.pt, .bin)", Some(CONVERT));
-        }
-        let text = prefix.trim_ascii_start();
-        let begins =
-            |word: &str| text.get(..word.len()).is_some_and(|start| start.eq_ignore_ascii_case(word.as_bytes()));
-        if begins("<!doctype html") || begins("<html") {
-            return other("an HTML page", Some("the server may have sent a login or error page"));
-        }
-        if begins("<?xml") {
-            return other("an XML document", Some("the server may have sent an error page"));
-        }
-        if begins("{\"error\"") || begins("{\"message\"") {
-            return other("a JSON error message", Some("the download failed; read the message with `cat`"));
-        }
-        let kind = if begins("{") { "JSON text" } else { "text" };
-        if let Some(beginning) = beginning_of_text(prefix) {
-            return other(&format!("{kind}, {beginning}"), Some(NO_MODEL));
-        }
-        if begins("{") {
-            return other(kind, Some(NO_MODEL));
-        }
-        if prefix.len() >= 64 && prefix.iter().all(|byte| *byte == 0) {
-            return other("filled with zeros", Some("the first bytes may not be downloaded yet"));
-        }
-        None
-    }
+        ("a Python pickle, such as an old PyTorch checkpoint (.pt, .bin)", CONVERT)
+    } else if let Some((name, hint)) = &text {
+        (&name[..], *hint)
+    } else if prefix.len() >= 64 && prefix.iter().all(|byte| *byte == 0) {
+        ("filled with zeros", " (the first bytes may not be downloaded yet)")
+    } else {
+        return None;
+    };
+    Some(format!("{name}{hint}"))
+}
 
-    /// A zip archive after other bytes.
-    pub fn archive_after(bytes: u64) -> Self {
-        let hint = "torch.load and numpy.load do not read it either; unpack it with unzip, and pack it again with \
-                    `zip -0 -D -r`";
-        Self { name: format!("a zip archive after {bytes} bytes of something else"), hint: Some(hint) }
-    }
+pub fn archive_after(bytes: u64) -> String {
+    format!(
+        "a zip archive after {bytes} bytes of something else (torch.load and numpy.load do not read it either; unpack it \
+         with unzip, and pack it again with `zip -0 -D -r`)"
+    )
 }
 
 /// Whether a zip archive may follow what a file begins with: a program that unpacks it, or something unknown.
 pub fn may_precede_archive(prefix: &[u8]) -> bool {
     let is_program = [&b"\x7fELF"[..], b"#!"].iter().any(|magic| prefix.starts_with(magic));
-    is_program || ForeignFormat::detect(prefix).is_none() && !is_safetensors(prefix)
+    is_program || detect_foreign(prefix).is_none() && !is_safetensors(prefix)
 }
 
 /// Whether a file begins like safetensors: a length below 4 GiB, then a JSON object.
@@ -144,65 +124,47 @@ fn is_safetensors(prefix: &[u8]) -> bool {
 
 /// Detects the pointer, a text of three lines, that Git LFS leaves in place of a file that was not fetched.
 /// Source: the Git LFS specification, docs/spec.md, "The Pointer".
-fn lfs_pointer(prefix: &[u8]) -> Option<ForeignFormat> {
+fn lfs_pointer(prefix: &[u8]) -> Option<String> {
     let text = prefix.strip_prefix(b"version https://git-lfs.github.com/spec/")?;
     let text = String::from_utf8_lossy(text);
     let size = text.lines().find_map(|line| line.strip_prefix("size ")?.parse::<u64>().ok());
     let size = size.map_or(String::new(), |size| format!(" to a file of {size} bytes"));
-    Some(ForeignFormat {
-        name: format!("a Git LFS pointer{size}"),
-        hint: Some("fetch the file itself with `git lfs pull`"),
-    })
+    Some(format!("a Git LFS pointer{size} (fetch the file itself with `git lfs pull`)"))
 }
 
-/// Distinguishes zip archives by their first member: torch.save writes `STEM/data.pkl`, and Keras `metadata.json`.
+/// Distinguishes zip archives by their first member: torch.save writes `STEM/data.pkl`, and Keras `metadata.json`,
+/// whose text names its version and is not compressed.
 /// Source: APPNOTE.TXT of PKWARE, 4.3.7, "Local file header".
-fn zip(prefix: &[u8]) -> Option<ForeignFormat> {
+fn detect_zip(prefix: &[u8]) -> Option<(&'static str, &'static str)> {
     const NAME_LEN: usize = 26;
     const NAME: usize = 30;
     prefix.strip_prefix(b"PK\x03\x04")?;
-    let len = match prefix.get(NAME_LEN..NAME_LEN + 2) {
-        Some(len) => usize::from(len[0]) | usize::from(len[1]) << 8,
-        None => 0,
-    };
     let name = prefix.get(NAME..).unwrap_or_default();
-    let name = &name[..len.min(name.len())];
+    let name = &name[..name.len().min(number_at(prefix, NAME_LEN, 2) as usize)];
     let member = name.splitn(2, |byte| *byte == b'/').nth(1).unwrap_or_default();
     let by_torch = [&b"data.pkl"[..], b"constants.pkl", b"version", b"byteorder", b".format_version"];
-    let by_keras = [&b"metadata.json"[..], b"config.json", b"model.weights.h5"];
-    let (name, hint) = if by_torch.contains(&member) || member.starts_with(b"data/") || member.starts_with(b"code/") {
-        ("a PyTorch checkpoint (.pt, .bin)", CONVERT)
-    } else if by_keras.contains(&name) {
-        ("a Keras model (.keras)", CONVERT_KERAS)
-    } else {
-        ("a zip archive", "unpack it with unzip first")
-    };
-    Some(ForeignFormat { name: name.to_owned(), hint: Some(hint) })
+    const KERAS: &[u8] = b"\"keras_version\"";
+    let by_keras = name == b"metadata.json" && prefix.windows(KERAS.len()).any(|part| part == KERAS);
+    let is_torch = by_torch.contains(&member) || member.starts_with(b"data/") || member.starts_with(b"code/");
+    Some(match () {
+        () if is_torch => ("a PyTorch checkpoint (.pt, .bin)", CONVERT),
+        () if by_keras => ("a Keras model (.keras)", CONVERT_KERAS),
+        () => ("a zip archive", " (unpack it with unzip first)"),
+    })
 }
 
 /// Whether a file begins with fields of an ONNX `ModelProto`, of which the version is the first.
 /// Sources: `onnx/onnx.proto`, and "Encoding" of the documentation of Protocol Buffers.
 fn is_onnx(prefix: &[u8]) -> bool {
     let mut rest = prefix;
-    let varint = |rest: &mut &[u8]| {
-        let mut number = 0u64;
-        for shift in (0..64).step_by(7) {
-            let (byte, after) = rest.split_first()?;
-            *rest = after;
-            number |= u64::from(byte & 0x7f) << shift;
-            if byte & 0x80 == 0 {
-                return Some(number);
-            }
-        }
-        None
-    };
     // ir_version, which was 3 in the first release.
-    if varint(&mut rest) != Some(1 << 3) || !varint(&mut rest).is_some_and(|version| (1..100).contains(&version)) {
+    if take_varint(&mut rest) != Some(1 << 3)
+        || !take_varint(&mut rest).is_some_and(|version| (1..100).contains(&version))
+    {
         return false;
     }
     let mut fields = 0;
-    while let Some(tag) = varint(&mut rest) {
-        let Some(value) = varint(&mut rest) else { break };
+    while let (Some(tag), Some(value)) = (take_varint(&mut rest), take_varint(&mut rest)) {
         match (tag >> 3, tag & 7) {
             // The graph, or an operator set: all fields before it were sound.
             (7 | 8, 2) if value > 0 => return true,
@@ -223,33 +185,45 @@ fn is_onnx(prefix: &[u8]) -> bool {
     fields > 0 && prefix.len() as u64 == PREFIX
 }
 
-/// Quotes the beginning of a file that is text; `None` if it is not. Anything shorter than the length field of a header
-/// is too short to tell.
-fn beginning_of_text(prefix: &[u8]) -> Option<String> {
+fn take_varint(rest: &mut &[u8]) -> Option<u64> {
+    let mut number = 0;
+    for shift in (0..64).step_by(7) {
+        let (byte, after) = rest.split_first()?;
+        *rest = after;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some(number);
+        }
+    }
+    None
+}
+
+/// Identifies a file of text. Anything shorter than the length field of a header is too short to tell.
+fn detect_text(prefix: &[u8]) -> Option<(String, &'static str)> {
     const SHOWN: usize = 60;
+    let begin = prefix.trim_ascii_start();
+    let known = TEXTS
+        .iter()
+        .find(|(text, ..)| begin.get(..text.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(text.as_bytes())));
+    if let Some((_, name, hint)) = known {
+        return Some(((*name).to_owned(), hint));
+    }
+    let is_json = begin.starts_with(b"{");
+    let kind = if is_json { "JSON text" } else { "text" };
     let text = match str::from_utf8(prefix) {
-        Ok(text) => text,
         // The last character may be cut.
-        Err(error) if error.error_len().is_none() => str::from_utf8(&prefix[..error.valid_up_to()]).ok()?,
-        Err(_) => return None,
+        Err(error) if error.error_len().is_none() => str::from_utf8(&prefix[..error.valid_up_to()]),
+        text => text,
     };
-    let is_text = text.len() >= 8 && text.chars().all(|char| !char.is_control() || "\t\n\r".contains(char));
+    let text = text.unwrap_or_default();
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    if !is_text || words.is_empty() {
-        return None;
+    let is_shown = |char: char| !char.is_control() || "\t\n\r".contains(char);
+    if text.len() < 8 || words.is_empty() || !text.chars().all(is_shown) {
+        return is_json.then(|| (kind.to_owned(), NO_MODEL));
     }
     let shown: String = words.chars().take(SHOWN).collect();
     let more = if shown.len() < words.len() || prefix.len() as u64 == PREFIX { "..." } else { "" };
-    Some(format!("{}{more}", quote(&shown)))
-}
-
-impl fmt::Display for ForeignFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.hint {
-            None => f.write_str(&self.name),
-            Some(hint) => write!(f, "{} ({hint})", self.name),
-        }
-    }
+    Some((format!("{kind}, {}{more}", quote(&shown)), NO_MODEL))
 }
 
 #[cfg(test)]
@@ -263,10 +237,14 @@ mod tests {
         let tar_torch: &[u8] = &[&b"sys_info\0"[..], &[0; 248], b"ustar\0"].concat();
         let zip =
             |name: &str| [b"PK\x03\x04", &[0; 22][..], &[name.len() as u8, 0, 0, 0], name.as_bytes(), b"\x80"].concat();
-        let (torch, keras, other) = (zip("archive/data.pkl"), zip("metadata.json"), zip("docs/data.pkl.txt"));
+        let (torch, other) = (zip("archive/data.pkl"), zip("docs/data.pkl.txt"));
+        let keras = [zip("metadata.json"), b"{\"keras_version\": \"3.4.1\"}".to_vec()].concat();
+        let (config, metadata) = (zip("config.json"), zip("metadata.json"));
         let documented = [b"\x08\x0a\x12\x04onnx\x32\xff\x7f", &[b'd'; 600][..]].concat();
         let long = "word ".repeat(200);
-        let cases: [(&[u8], &str); 29] = [
+        let cases: [(&[u8], &str); 31] = [
+            (&config, "a zip archive (unpack it with unzip first)"),
+            (&metadata, "a zip archive (unpack it with unzip first)"),
             (b"", "empty (a download may not have started)"),
             (lfs, "a Git LFS pointer to a file of 4976698672 bytes (fetch the file itself with `git lfs pull`)"),
             (b"PK\x03\x04\0\0", "a zip archive (unpack it with unzip first)"),
@@ -301,18 +279,18 @@ mod tests {
             (&[0; 64], "filled with zeros"),
         ];
         for (prefix, expected) in cases {
-            let found = ForeignFormat::detect(prefix).unwrap().to_string();
+            let found = detect_foreign(prefix).unwrap();
             assert!(found.starts_with(expected), "{found}");
         }
         // Bytes that only begin like an ONNX model.
         for bytes in
             [&b"\x08\x07"[..], b"\x08\x07\x12\x07\0\0\0\0\0\0\0", b"\x08\0:\x01", b"\x08\x07\x7a\x01", b"\x08\xff"]
         {
-            assert_eq!(ForeignFormat::detect(bytes), None, "{bytes:?}");
+            assert_eq!(detect_foreign(bytes), None, "{bytes:?}");
         }
         // The length in the second one begins with the magic number of gzip.
         for safetensors in [&b"\x10\0\0\0\0\0\0\0{}"[..], b"\x1f\x8b\x01\0\0\0\0\0{\""] {
-            assert_eq!(ForeignFormat::detect(safetensors), None);
+            assert_eq!(detect_foreign(safetensors), None);
         }
     }
 }

@@ -9,9 +9,7 @@ use std::fmt;
 /// The smallest group of elements that takes a whole number of bytes. Loops over data step by blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DtypeBlock {
-    /// Elements in a block.
     pub elements: u64,
-    /// Bytes of a block.
     pub bytes: u64,
 }
 
@@ -31,7 +29,6 @@ impl DtypeBlock {
     }
 }
 
-/// The properties of a known dtype.
 #[derive(Debug)]
 struct DtypeRow {
     name: &'static str,
@@ -50,9 +47,7 @@ macro_rules! dtypes {
             $($variant:ident $name:literal, $elements:literal in $bytes:literal, $numpy:expr, $to_f32:expr, $ggml:expr;)*
         }
     )*) => {
-        /// The type of a tensor's elements.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        #[expect(missing_docs, reason = "the variants are the usual names of dtypes")]
         pub enum Dtype<'a> {
             $($($variant,)*)*
             /// A name that is not in the table. Such a tensor has bytes, but no known block size.
@@ -167,7 +162,6 @@ impl<'a> Dtype<'a> {
         Self::number_of(name).map_or(Self::Unknown(name), |number| Self::ALL[number])
     }
 
-    /// The dtype with that number in a GGUF file.
     pub fn from_ggml(number: u32) -> Option<Self> {
         Self::ALL.iter().copied().find(|dtype| dtype.ggml() == Some(number))
     }
@@ -194,7 +188,6 @@ impl<'a> Dtype<'a> {
         }
     }
 
-    /// The block of elements; `None` for an unknown dtype.
     pub fn block(self) -> Option<DtypeBlock> {
         self.row().map(|row| row.block)
     }

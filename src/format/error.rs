@@ -1,14 +1,9 @@
-//! Why a file has no usable header.
+//! The error of a file that has no usable header.
 
-use super::detect::ForeignFormat;
-use super::gguf;
 use super::input::MissingRange;
-use super::numpy;
-use super::pytorch;
-use super::safetensors;
-use super::slm;
+use crate::text::quote;
 
-/// Why a file has no usable header.
+/// The reason why a file has no usable header. The messages have the expected and the actual numbers.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Not a fault of the file: add this range to the input and parse again.
@@ -16,99 +11,63 @@ pub enum Error {
     Missing(#[from] MissingRange),
     /// The file is of a format that weightfs does not read.
     #[error("not a model but {0}")]
-    Foreign(ForeignFormat),
-    /// The header is spread over too much of the file.
-    #[error("its header needs more than {max} bytes in different places of the file")]
-    Spread {
-        /// Maximum number of bytes that are read.
-        max: u64,
-    },
-    /// The file breaks a rule of safetensors.
-    #[error(transparent)]
-    Safetensors(safetensors::SafetensorsError),
-    /// The file breaks a rule of GGUF.
-    #[error(transparent)]
-    Gguf(gguf::GgufError),
-    /// The file breaks a rule of PyTorch checkpoints.
-    #[error(transparent)]
-    Pytorch(Box<pytorch::PytorchError>),
-    /// The file breaks a rule of NumPy's formats.
-    #[error(transparent)]
-    Numpy(numpy::NumpyError),
-    /// The file breaks a rule of SLM1.
-    #[error(transparent)]
-    Slm(slm::SlmError),
+    Foreign(String),
+    /// The file ends before its header or its data does.
+    #[error("{0}")]
+    Cut(String),
+    /// The file exceeds a limit of weightfs.
+    #[error("{0}")]
+    Limit(String),
+    /// A part of a sound file that weightfs cannot show.
+    #[error("{0}")]
+    Unsupported(String),
+    #[error("tensor {}: {fault}", quote(name))]
+    Tensor { name: String, fault: String },
+    #[error("{0}")]
+    Broken(String),
+    /// The metadata cannot be changed in this way.
+    #[error("{0}")]
+    Refused(String),
 }
 
 impl Error {
+    /// A file of `len` bytes whose data ends at byte `end`.
+    pub(super) fn data_cut(end: u64, len: u64) -> Self {
+        Self::Cut(format!(
+            "truncated: the data ends at byte {end}, but the file ends at byte {len}; {} bytes missing (did a download \
+             stop?)",
+            end - len
+        ))
+    }
+
+    /// Puts the message about a part of a file into another error, such as one that names the tensor.
+    pub(super) fn map_part(self, into: impl FnOnce(String) -> Self) -> Self {
+        match self {
+            Self::Broken(fault) | Self::Unsupported(fault) => into(fault),
+            other => other,
+        }
+    }
+
+    /// The message about a part of a file, unless more of the file is needed.
+    pub(super) fn fault(self) -> Result<String, MissingRange> {
+        match self {
+            Self::Missing(missing) => Err(missing),
+            other => Ok(other.to_string()),
+        }
+    }
+
     /// The tensor that breaks a rule, if one does.
     pub fn tensor(&self) -> Option<&str> {
         match self {
-            Self::Safetensors(safetensors::SafetensorsError::Tensor { name, .. })
-            | Self::Gguf(gguf::GgufError::Tensor { name, .. })
-            | Self::Numpy(numpy::NumpyError::Tensor { name, .. })
-            | Self::Slm(slm::SlmError::Tensor { name, .. }) => Some(name),
-            Self::Pytorch(error) => match &**error {
-                pytorch::PytorchError::Tensor { name, .. } => Some(name),
-                _ => None,
-            },
+            Self::Tensor { name, .. } => Some(name),
             _ => None,
         }
     }
-
-    /// Whether the file ends before its data does.
-    pub fn is_cut(&self) -> bool {
-        matches!(
-            self,
-            Self::Safetensors(safetensors::SafetensorsError::DataCut { .. })
-                | Self::Gguf(gguf::GgufError::DataCut { .. })
-                | Self::Numpy(numpy::NumpyError::DataCut { .. })
-                | Self::Slm(slm::SlmError::DataCut { .. })
-        )
-    }
 }
 
-impl From<safetensors::SafetensorsError> for Error {
-    fn from(error: safetensors::SafetensorsError) -> Self {
-        match error {
-            safetensors::SafetensorsError::Missing(missing) => Self::Missing(missing),
-            other => Self::Safetensors(other),
-        }
-    }
-}
-
-impl From<gguf::GgufError> for Error {
-    fn from(error: gguf::GgufError) -> Self {
-        match error {
-            gguf::GgufError::Missing(missing) => Self::Missing(missing),
-            other => Self::Gguf(other),
-        }
-    }
-}
-
-impl From<numpy::NumpyError> for Error {
-    fn from(error: numpy::NumpyError) -> Self {
-        match error {
-            numpy::NumpyError::Missing(missing) => Self::Missing(missing),
-            other => Self::Numpy(other),
-        }
-    }
-}
-
-impl From<slm::SlmError> for Error {
-    fn from(error: slm::SlmError) -> Self {
-        match error {
-            slm::SlmError::Missing(missing) => Self::Missing(missing),
-            other => Self::Slm(other),
-        }
-    }
-}
-
-impl From<pytorch::PytorchError> for Error {
-    fn from(error: pytorch::PytorchError) -> Self {
-        match error {
-            pytorch::PytorchError::Missing(missing) => Self::Missing(missing),
-            other => Self::Pytorch(other.into()),
-        }
+impl From<String> for Error {
+    /// A broken rule, as the end of a message.
+    fn from(fault: String) -> Self {
+        Self::Broken(fault)
     }
 }

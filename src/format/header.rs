@@ -1,6 +1,7 @@
 //! The common form of all headers: a table of tensors, and the other data that later layers print or check.
 
 use super::dtype::Dtype;
+use super::error::Error;
 use super::metadata::MetadataValue;
 use super::names::NameTable;
 use super::tensors::{PackedLayout, TensorRecord, TensorTable, numbered_dtype, span};
@@ -21,10 +22,8 @@ pub enum ParseMode {
     Lenient,
 }
 
-/// An entry that was left out, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SkippedEntry {
-    /// Name of the tensor.
     pub name: String,
     /// The reason, one line.
     pub reason: String,
@@ -39,7 +38,7 @@ impl SkippedEntry {
     }
 }
 
-/// The entries that were left out. A damaged file may have millions, so only the first ones are kept; the others are
+/// The entries that were skipped. A damaged file may have millions, so only the first ones are kept; the others are
 /// counted.
 #[derive(Debug, Default)]
 pub struct SkipList {
@@ -47,7 +46,6 @@ pub struct SkipList {
     more: usize,
 }
 
-/// Maximum number of left-out entries of a file or model that are kept.
 pub const KEPT_MAX: usize = 100_000;
 
 impl SkipList {
@@ -56,15 +54,17 @@ impl SkipList {
         if self.kept.len() < KEPT_MAX { self.kept.push(skipped()) } else { self.more += 1 }
     }
 
-    /// Adds to the number of entries that are not kept.
-    pub fn add(&mut self, more: usize) {
-        self.more += more;
+    /// Sorts the first entries, and the others, by name.
+    pub fn sort(&mut self, first: usize) {
+        let (first, others) = self.kept.split_at_mut(first);
+        first.sort_by(|a, b| a.name.cmp(&b.name));
+        others.sort_by(|a, b| a.name.cmp(&b.name));
     }
 
     /// Completes the list. If some entries were not kept, an element with their number is added.
     pub fn finish(mut self) -> Self {
         if self.more > 0 {
-            self.kept.push(SkippedEntry::new("", format!("{} more were left out", self.more)));
+            self.kept.push(SkippedEntry::new("", format!("{} more were skipped", self.more)));
         }
         self
     }
@@ -79,24 +79,27 @@ impl SkipList {
         (&self.kept[..self.kept.len().min(KEPT_MAX)], self.more)
     }
 
-    /// Number of all entries, kept or not.
     pub fn total(&self) -> usize {
         self.kept.len().min(KEPT_MAX) + self.more
     }
 }
 
-/// The tensors and the metadata of a file.
-///
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Header {
-    format: &'static str,
+    pub format: &'static str,
     text: Option<Range<u64>>,
-    data_start: u64,
-    version: Option<u32>,
-    metadata: Vec<(String, MetadataValue)>,
-    pairs: Vec<(String, Range<u64>)>,
+    /// Offset of the data, in bytes from the start of the file.
+    pub data_start: u64,
+    /// The version of the format in the file, if the format has versions.
+    pub version: Option<u32>,
+    /// The metadata, sorted by key; empty if the file has none.
+    pub metadata: Vec<(String, MetadataValue)>,
+    /// Each metadata key, and the range of the key and its value, in bytes from the start of the file; in the order of
+    /// the file. Empty if the header of the format is text.
+    pub pairs: Vec<(String, Range<u64>)>,
     tensors: TensorTable,
-    skipped: SkipList,
+    /// The entries that were skipped; empty unless the file was read leniently.
+    pub skipped: SkipList,
 }
 
 /// A header has the methods of its table of tensors.
@@ -109,189 +112,118 @@ impl Deref for Header {
 }
 
 impl Header {
-    /// Name of the format: `safetensors`.
-    pub fn format(&self) -> &'static str {
-        self.format
-    }
-
     /// The range of the header as human-readable text, including its padding, in bytes from the start of the file.
     /// `None` if the header of the format is not text.
     pub fn text(&self) -> Option<Range<u64>> {
         self.text.clone()
     }
 
-    /// Offset of the data, in bytes from the start of the file.
-    pub fn data_start(&self) -> u64 {
-        self.data_start
-    }
-
-    /// Keeps only the tensors whose names `keep` accepts.
     pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         self.tensors.retain(keep);
     }
 
-    /// The version of the format in the file, if the format has versions.
-    pub fn version(&self) -> Option<u32> {
-        self.version
-    }
-
-    /// The metadata, sorted by key; empty if the file has none.
-    pub fn metadata(&self) -> &[(String, MetadataValue)] {
-        &self.metadata
-    }
-
-    /// Each metadata key, and the range of the key and its value, in bytes from the start of the file; in the order of
-    /// the file. Empty if the header of the format is text.
-    pub fn pairs(&self) -> &[(String, Range<u64>)] {
-        &self.pairs
-    }
-
-    /// The value of a metadata key.
     pub fn value(&self, key: &str) -> Option<&MetadataValue> {
         let at = self.metadata.binary_search_by(|(other, _)| other[..].cmp(key)).ok()?;
         Some(&self.metadata[at].1)
     }
 
-    /// The entries that were left out; empty unless the file was read leniently.
-    pub fn skipped(&self) -> &SkipList {
-        &self.skipped
+    /// The text of the value of a metadata key; empty without that key.
+    pub fn value_text(&self, key: &str) -> &str {
+        self.value(key).map_or("", MetadataValue::text)
+    }
+
+    /// The end of the data of the last tensor, in bytes from the start of the file.
+    pub fn data_end(&self) -> u64 {
+        self.tensors().map(|tensor| tensor.range.end).max().unwrap_or(self.data_start)
     }
 }
 
 /// Collects the entries of a header. Every parser builds its [`Header`] with it.
 ///
 /// An entry is added in parts: its name, its dimensions and its dtype, then the entry with [`HeaderBuilder::push`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct HeaderBuilder {
     mode: ParseMode,
-    version: Option<u32>,
-    metadata: Vec<(String, MetadataValue)>,
-    pairs: Vec<(String, Range<u64>)>,
-    names: String,
-    dims: Vec<u64>,
-    unknown_dtypes: Vec<String>,
+    header: Header,
     unknown_index: NameTable,
     /// The dtype that was used last. Most tensors of a file have the same one.
     last_dtype: DtypeNumber,
-    records: Vec<TensorRecord>,
-    skipped: SkipList,
     is_too_large: bool,
 }
 
-/// A name in the arena of a [`HeaderBuilder`].
 #[derive(Debug, Clone)]
 pub struct ArenaName(Range<u32>);
 
-/// A shape in the arena of a [`HeaderBuilder`].
 #[derive(Debug, Clone)]
 pub struct ArenaShape(Range<u32>);
 
-/// The number of a dtype in a [`HeaderBuilder`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct DtypeNumber(u32);
 
-/// A tensor to be added.
 #[derive(Debug)]
 pub struct NewTensor {
-    /// Its name.
-    pub name: ArenaName,
-    /// Its dtype.
-    pub dtype: DtypeNumber,
-    /// Its dimensions.
-    pub shape: ArenaShape,
+    pub(super) name: ArenaName,
+    pub(super) dtype: DtypeNumber,
+    pub(super) shape: ArenaShape,
     /// The range of the data, in bytes from the start of the file.
-    pub range: Range<u64>,
+    pub(super) range: Range<u64>,
     /// Whether its entry has a form that only some readers accept.
-    pub is_unusual: bool,
-}
-
-/// Why a header cannot be built.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum BuildError {
-    /// Two entries have the same name.
-    Duplicate {
-        /// The name.
-        name: String,
-    },
-    /// There are 2^32 bytes of names or more, or 2^32 dimensions or more.
-    TooLarge,
+    pub(super) is_unusual: bool,
 }
 
 impl HeaderBuilder {
-    /// An empty header.
     pub fn new(mode: ParseMode) -> Self {
-        Self {
-            mode,
-            version: None,
-            metadata: Vec::new(),
-            pairs: Vec::new(),
-            names: String::new(),
-            dims: Vec::new(),
-            unknown_dtypes: Vec::new(),
-            unknown_index: NameTable::with_capacity(0),
-            last_dtype: DtypeNumber(0),
-            records: Vec::new(),
-            skipped: SkipList::default(),
-            is_too_large: false,
-        }
+        Self { mode, ..Self::default() }
     }
 
-    /// The mode in which the file is read.
     pub fn mode(&self) -> ParseMode {
         self.mode
     }
 
-    /// Adds a name.
     pub fn name(&mut self, name: &str) -> ArenaName {
-        let start = self.names.len();
-        match u32::try_from(start + name.len()) {
-            Ok(end) => {
-                self.names.push_str(name);
-                ArenaName(start as u32..end)
-            }
-            Err(_) => {
-                self.is_too_large = true;
-                ArenaName(0..0)
-            }
-        }
+        let names = &mut self.header.tensors.names;
+        let start = names.len();
+        let Ok(end) = u32::try_from(start + name.len()) else {
+            self.is_too_large = true;
+            return ArenaName(0..0);
+        };
+        names.push_str(name);
+        ArenaName(start as u32..end)
     }
 
-    /// The text of a name.
     pub fn text(&self, name: &ArenaName) -> &str {
-        &self.names[span(&name.0)]
+        &self.header.tensors.names[span(&name.0)]
     }
 
     /// Adds a dimension to the shape that is being built.
     pub fn dim(&mut self, dim: u64) {
-        if self.dims.len() < u32::MAX as usize {
-            self.dims.push(dim);
-        } else {
-            self.is_too_large = true;
+        let dims = &mut self.header.tensors.dims;
+        match dims.len() < u32::MAX as usize {
+            true => dims.push(dim),
+            false => self.is_too_large = true,
         }
     }
 
     /// Index of the next dimension, which is the start of the next shape.
     pub fn next_dim(&self) -> u32 {
-        self.dims.len() as u32
+        self.header.tensors.dims.len() as u32
     }
 
-    /// The shape of all dimensions added since `start`. Strides are added in the same way.
+    /// The shape of all dimensions added since `start`.
     pub fn shape_from(&self, start: u32) -> ArenaShape {
-        ArenaShape(start..self.dims.len() as u32)
+        ArenaShape(start..self.next_dim())
     }
 
-    /// The dimensions of a shape.
     pub fn dims(&self, shape: &ArenaShape) -> &[u64] {
-        &self.dims[span(&shape.0)]
+        &self.header.tensors.dims[span(&shape.0)]
     }
 
-    /// The number of the dtype called `name`, known or not.
     pub fn dtype_number(&mut self, name: &str) -> DtypeNumber {
         if self.dtype(self.last_dtype).name() == name {
             return self.last_dtype;
         }
         let number = Dtype::number_of(name).unwrap_or_else(|| {
-            let unknown = &mut self.unknown_dtypes;
+            let unknown = &mut self.header.tensors.unknown_dtypes;
             let found = self.unknown_index.find(name, |at| &unknown[at]);
             let at = found.unwrap_or_else(|| {
                 unknown.push(name.to_owned());
@@ -304,18 +236,23 @@ impl HeaderBuilder {
         self.last_dtype
     }
 
-    /// The number of a known dtype.
     pub fn known_dtype(&self, dtype: Dtype<'static>) -> DtypeNumber {
         let at = Dtype::ALL.iter().position(|known| *known == dtype);
         DtypeNumber(at.unwrap_or_default() as u32)
     }
 
-    /// The dtype with that number.
     pub fn dtype(&self, number: DtypeNumber) -> Dtype<'_> {
-        numbered_dtype(&self.unknown_dtypes, number.0)
+        numbered_dtype(&self.header.tensors.unknown_dtypes, number.0)
     }
 
-    /// Adds a tensor.
+    /// A tensor to be added. `range` is the range of its data, in bytes from the start of the file.
+    pub fn tensor(&mut self, name: &str, dtype: DtypeNumber, shape: &[u64], range: Range<u64>) -> NewTensor {
+        let start = self.next_dim();
+        shape.iter().for_each(|dim| self.dim(*dim));
+        let (name, shape) = (self.name(name), self.shape_from(start));
+        NewTensor { name, dtype, shape, range, is_unusual: false }
+    }
+
     pub fn push(&mut self, tensor: NewTensor) {
         self.add(tensor, None);
     }
@@ -323,147 +260,138 @@ impl HeaderBuilder {
     /// Adds a tensor whose elements do not lie in C order, or are in big-endian order. `strides` has as many numbers as
     /// its shape. The range begins at the first element and ends with the last one. The caller has checked that the
     /// size of the tensor is less than 2^63 bytes.
-    pub fn push_strided(&mut self, tensor: NewTensor, strides: &ArenaShape, size: u32, word: u8) {
-        self.add(tensor, Some(PackedLayout { strides: strides.0.start, size, word }));
+    pub fn push_strided(&mut self, tensor: NewTensor, strides: &[u64], size: u32, word: u8) {
+        let start = self.next_dim();
+        strides.iter().for_each(|stride| self.dim(*stride));
+        self.add(tensor, Some(PackedLayout { strides: start, size, word }));
     }
 
     fn add(&mut self, tensor: NewTensor, layout: Option<PackedLayout>) {
         let NewTensor { name, dtype, shape, range, is_unusual } = tensor;
-        self.records.push(TensorRecord { range, name: name.0, dims: shape.0, dtype: dtype.0, is_unusual, layout });
+        let record = TensorRecord { range, name: name.0, dims: shape.0, dtype: dtype.0, is_unusual, layout };
+        self.header.tensors.records.push(record);
     }
 
     /// Adds a metadata value. If a key is repeated, the last value is kept.
     pub fn metadata(&mut self, key: String, value: MetadataValue) {
-        self.metadata.push((key, value));
+        self.header.metadata.push((key, value));
     }
 
     /// Adds the range of a metadata key and its value, in bytes from the start of the file.
     pub fn pair(&mut self, key: String, range: Range<u64>) {
-        self.pairs.push((key, range));
+        self.header.pairs.push((key, range));
     }
 
-    /// Sets the version of the format in the file.
     pub fn version(&mut self, version: u32) {
-        self.version = Some(version);
+        self.header.version = Some(version);
     }
 
     /// Records that the entry called `name` is left out.
     pub fn skip(&mut self, name: &str, reason: impl FnOnce() -> String) {
-        self.skipped.push(|| SkippedEntry::new(name, reason()));
+        self.header.skipped.push(|| SkippedEntry::new(name, reason()));
     }
 
     /// Records that the entry called `name` is left out.
     pub fn skip_entry(&mut self, name: &ArenaName, reason: impl FnOnce() -> String) {
-        let names = &self.names;
-        self.skipped.push(|| SkippedEntry::new(&names[span(&name.0)], reason()));
+        let Header { tensors, skipped, .. } = &mut self.header;
+        skipped.push(|| SkippedEntry::new(&tensors.names[span(&name.0)], reason()));
     }
 
     /// Numbers tensors with the same name in the order in which they were added: NAME, NAME#2, NAME#3. Metadata with
     /// the same key is numbered in the same way. `tensors` and `metadata` have the origin of each. Those with the same
     /// name and the same origin have the same number.
     pub fn number_repeated(&mut self, tensors: &[u64], metadata: &[u64]) {
-        let names = &self.names;
-        for (at, numbered) in numbered(self.records.len(), |at| &names[span(&self.records[at].name)], tensors) {
+        let table = &self.header.tensors;
+        for (at, numbered) in numbered(table.len(), |at| table.name(at), tensors) {
             let ArenaName(range) = self.name(&numbered);
-            self.records[at].name = range;
+            self.header.tensors.records[at].name = range;
         }
-        for (at, numbered) in numbered(self.metadata.len(), |at| &self.metadata[at].0, metadata) {
-            self.metadata[at].0 = numbered;
+        let values = &mut self.header.metadata;
+        for (at, numbered) in numbered(values.len(), |at| &values[at].0, metadata) {
+            values[at].0 = numbered;
         }
     }
 
     /// Leaves out every tensor that ends beyond a file of `len` bytes.
     pub fn skip_outside(&mut self, len: u64, reason: impl Fn(&Range<u64>) -> String) {
-        let (inside, outside) =
-            std::mem::take(&mut self.records).into_iter().partition(|record| record.range.end <= len);
-        self.records = inside;
-        for TensorRecord { range, name, .. } in outside {
-            self.skip_entry(&ArenaName(name), || reason(&range));
-        }
+        let Header { tensors: TensorTable { names, records, .. }, skipped, .. } = &mut self.header;
+        records.retain(|record| {
+            let is_inside = record.range.end <= len;
+            if !is_inside {
+                skipped.push(|| SkippedEntry::new(&names[span(&record.name)], reason(&record.range)));
+            }
+            is_inside
+        });
     }
 
     /// Builds the header: tensors in the order of their data, metadata sorted by key.
     ///
-    /// Entries with the same name are an error in strict mode. In lenient mode, all but the last are left out with the
-    /// reason `duplicate`.
+    /// Entries with the same name are an error in strict mode. In lenient mode, all but the last are left out. In both
+    /// cases the reason is `duplicate`.
     pub fn finish(
         mut self,
         format: &'static str,
         text: Option<Range<u64>>,
         data_start: u64,
-        duplicate: impl Fn() -> String,
-    ) -> Result<Header, BuildError> {
-        if self.is_too_large {
-            return Err(BuildError::TooLarge);
-        }
+        duplicate: &str,
+    ) -> Result<Header, Error> {
+        self.check_sizes()?;
+        let records = &mut self.header.tensors.records;
         // Stable, so that tensors without data keep the order of the header.
-        self.records.sort_by_key(|record| (record.range.start, record.range.end));
-        let by_name = match (self.by_name(), self.mode) {
-            (Ok(by_name), _) => by_name,
-            (Err(name), ParseMode::Strict | ParseMode::Header) => return Err(BuildError::Duplicate { name }),
-            (Err(_), ParseMode::Lenient) => {
-                self.skip_repeated(duplicate);
-                // No name is repeated any more, so this does not fail.
-                self.by_name().unwrap_or_else(|_| NameTable::with_capacity(0))
-            }
-        };
+        records.sort_by_key(|record| (record.range.start, record.range.end));
+        match self.header.tensors.index_names() {
+            Ok(()) => {}
+            Err(_) if self.mode == ParseMode::Lenient => self.skip_repeated(duplicate),
+            Err(name) => return Err(Error::Tensor { name, fault: duplicate.to_owned() }),
+        }
+        let mut header = Header { format, text, data_start, ..self.header };
         // Stable, so that the last of repeated keys can be kept.
-        self.metadata.sort_by(|a, b| a.0.cmp(&b.0));
-        self.metadata.dedup_by(|later, kept| {
+        header.metadata.sort_by(|a, b| a.0.cmp(&b.0));
+        header.metadata.dedup_by(|later, kept| {
             let same = later.0 == kept.0;
             if same {
                 std::mem::swap(later, kept);
             }
             same
         });
-        self.metadata.shrink_to_fit();
-        let Self { version, metadata, pairs, names, dims, unknown_dtypes, records, skipped, .. } = self;
-        let tensors = TensorTable { names, dims, unknown_dtypes, records, by_name }.shrink();
-        Ok(Header { format, text, data_start, version, metadata, pairs, tensors, skipped: skipped.finish() })
+        header.metadata.shrink_to_fit();
+        header.tensors.shrink_to_fit();
+        header.skipped = header.skipped.finish();
+        Ok(header)
     }
 
     /// Only the tensors, in the order in which they were added. An error if two have the same name.
-    pub fn finish_tensors(self) -> Result<TensorTable, BuildError> {
-        if self.is_too_large {
-            return Err(BuildError::TooLarge);
-        }
-        let by_name = self.by_name().map_err(|name| BuildError::Duplicate { name })?;
-        let Self { names, dims, unknown_dtypes, records, .. } = self;
-        Ok(TensorTable { names, dims, unknown_dtypes, records, by_name }.shrink())
+    pub fn finish_tensors(mut self) -> Result<TensorTable, Error> {
+        self.check_sizes()?;
+        let tensors = &mut self.header.tensors;
+        tensors.index_names().map_err(|name| Error::Tensor { name, fault: "its name is repeated".to_owned() })?;
+        tensors.shrink_to_fit();
+        Ok(self.header.tensors)
     }
 
-    /// The table of all names, or the first name that is repeated.
-    fn by_name(&self) -> Result<NameTable, String> {
-        let mut by_name = NameTable::with_capacity(self.records.len());
-        for index in 0..self.records.len() {
-            if !by_name.insert(index, |index| &self.names[span(&self.records[index].name)]) {
-                return Err(self.names[span(&self.records[index].name)].to_owned());
-            }
+    fn check_sizes(&self) -> Result<(), Error> {
+        match self.is_too_large {
+            true => Err(Error::Limit("more than 4 GiB of names, or more than 2^32 dimensions".to_owned())),
+            false => Ok(()),
         }
-        Ok(by_name)
     }
 
-    fn skip_repeated(&mut self, duplicate: impl Fn() -> String) {
-        let mut records = std::mem::take(&mut self.records);
+    fn skip_repeated(&mut self, duplicate: &str) {
+        let Header { tensors, skipped, .. } = &mut self.header;
+        let TensorTable { names, records, .. } = tensors;
         // Names are in the arena in the order of the header, so the last entry with a name comes first.
-        records.sort_by(|a, b| {
-            self.names[span(&a.name)].cmp(&self.names[span(&b.name)]).then(b.name.start.cmp(&a.name.start))
-        });
-        let mut repeated = Vec::new();
+        records.sort_by(|a, b| names[span(&a.name)].cmp(&names[span(&b.name)]).then(b.name.start.cmp(&a.name.start)));
         records.dedup_by(|later, kept| {
-            let same = self.names[span(&later.name)] == self.names[span(&kept.name)];
+            let name = &names[span(&later.name)];
+            let same = *name == names[span(&kept.name)];
             if same {
-                repeated.push(ArenaName(later.name.clone()));
+                skipped.push(|| SkippedEntry { is_duplicate: true, ..SkippedEntry::new(name, duplicate) });
             }
             same
         });
         records.sort_by_key(|record| (record.range.start, record.range.end, record.name.start));
-        self.records = records;
-        for name in repeated {
-            let names = &self.names;
-            let skipped = || SkippedEntry::new(&names[span(&name.0)], duplicate());
-            self.skipped.push(|| SkippedEntry { is_duplicate: true, ..skipped() });
-        }
+        // No name is repeated any more, so this does not fail.
+        let _ = tensors.index_names();
     }
 }
 
@@ -518,23 +446,21 @@ mod tests {
     #[test]
     fn entries_beyond_the_limit_are_only_counted() {
         let mut skipped = SkipList::default();
-        for at in 0..KEPT_MAX + 5 {
+        for at in 0..KEPT_MAX + 7 {
             skipped.push(|| SkippedEntry::new(at.to_string(), ""));
         }
-        skipped.add(2);
         let skipped = skipped.finish();
         assert_eq!((skipped.total(), skipped.listed().len()), (KEPT_MAX + 7, KEPT_MAX + 1));
-        assert_eq!(skipped.listed()[KEPT_MAX].reason, "7 more were left out");
+        assert_eq!(skipped.listed()[KEPT_MAX].reason, "7 more were skipped");
         let mut few = SkipList::default();
         few.push(|| SkippedEntry::new("a", "b"));
         assert_eq!((few.total(), few.finish().listed().len()), (1, 1));
     }
 
     fn push(builder: &mut HeaderBuilder, name: &str, dtype: &str, range: Range<u64>) {
-        let (name, dtype, start) = (builder.name(name), builder.dtype_number(dtype), builder.next_dim());
-        builder.dim(range.end - range.start);
-        let shape = builder.shape_from(start);
-        builder.push(NewTensor { name, dtype, shape, range, is_unusual: false });
+        let dtype = builder.dtype_number(dtype);
+        let tensor = builder.tensor(name, dtype, &[range.end - range.start], range);
+        builder.push(tensor);
     }
 
     #[test]
@@ -548,15 +474,15 @@ mod tests {
         builder.metadata("k".into(), "old".into());
         builder.metadata("a".into(), "".into());
         builder.metadata("k".into(), "new".into());
-        let header = builder.finish("test", Some(0..4), 4, String::new).unwrap();
+        let header = builder.finish("test", Some(0..4), 4, "").unwrap();
         let names: Vec<&str> = header.tensors().map(|tensor| tensor.name).collect();
         assert_eq!(names, ["a", "b", "c", "d"]);
         assert_eq!(header.tensor(0).dtype, Dtype::Unknown("mine"));
         assert_eq!((header.tensor(1).shape, header.tensor(1).range), (&[2][..], 8..10));
         assert_eq!((header.find("c"), header.find("x")), (Some(2), None));
-        assert_eq!(header.unknown_dtypes(), ["mine"]);
-        assert_eq!(header.metadata(), [("a".to_owned(), "".into()), ("k".to_owned(), "new".into())]);
-        assert_eq!((header.format(), header.text(), header.data_start()), ("test", Some(0..4), 4));
+        assert_eq!(header.unknown_dtypes, ["mine"]);
+        assert_eq!(header.metadata, [("a".to_owned(), "".into()), ("k".to_owned(), "new".into())]);
+        assert_eq!((header.format, header.text(), header.data_start), ("test", Some(0..4), 4));
     }
 
     #[test]
@@ -568,15 +494,15 @@ mod tests {
             }
             builder
         };
-        let error = build(ParseMode::Strict).finish("test", None, 0, String::new).unwrap_err();
-        assert_eq!(error, BuildError::Duplicate { name: "a".into() });
+        let error = build(ParseMode::Strict).finish("test", None, 0, "twice").unwrap_err();
+        assert_eq!(error, Error::Tensor { name: "a".into(), fault: "twice".into() });
         let mut builder = build(ParseMode::Lenient);
         builder.skip_outside(50, |range| format!("ends at {}", range.end));
-        let header = builder.finish("test", None, 0, || "twice".into()).unwrap();
+        let header = builder.finish("test", None, 0, "twice").unwrap();
         let ranges: Vec<_> = header.tensors().map(|tensor| (tensor.name, tensor.range)).collect();
         assert_eq!(ranges, [("a", 0..4), ("b", 8..9)]);
         let skipped: Vec<_> =
-            header.skipped().listed().iter().map(|skipped| (&*skipped.name, &*skipped.reason)).collect();
+            header.skipped.listed().iter().map(|skipped| (&*skipped.name, &*skipped.reason)).collect();
         assert_eq!(skipped, [("far", "ends at 100"), ("a", "twice")]);
     }
 }

@@ -10,11 +10,10 @@ pub struct HeaderInput {
     len: u64,
     /// In the order of their starts and of their ends: none lies inside another one.
     pieces: Vec<InputPiece>,
-    /// What a parser found, for when it starts again.
+    /// The finding of a parser, for when it starts again.
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-/// A part of a file.
 #[derive(Debug)]
 struct InputPiece {
     start: u64,
@@ -39,17 +38,14 @@ impl HeaderInput {
         input
     }
 
-    /// Size of the file in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether the file is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Size of all parts in bytes.
     pub fn held(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.bytes.len() as u64).sum()
     }
@@ -65,7 +61,7 @@ impl HeaderInput {
         }
     }
 
-    /// What `find` returned when it succeeded, so that a parser that starts again need not find it again. One value
+    /// The result of `find` when it succeeded, so that a parser that starts again need not find it again. One value
     /// is kept; for a value of another type, `find` is called each time.
     pub fn keep<T: Any + Send + Sync, E>(&self, find: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
         if let Some(kept) = self.kept.get().and_then(|kept| kept.clone().downcast().ok()) {
@@ -77,16 +73,13 @@ impl HeaderInput {
         Ok(found)
     }
 
-    /// The longest part that begins at the start of the file.
     pub fn prefix(&self) -> &[u8] {
-        let parts = self.pieces.iter().filter(|piece| piece.start == 0).map(|piece| &piece.bytes[..]);
-        parts.max_by_key(|bytes| bytes.len()).unwrap_or_default()
+        self.pieces.first().filter(|piece| piece.start == 0).map_or(&[], |piece| &piece.bytes)
     }
 
-    /// The longest part that begins at the start of the file.
     pub fn into_prefix(self) -> Vec<u8> {
-        let parts = self.pieces.into_iter().filter(|piece| piece.start == 0).map(|piece| piece.bytes);
-        parts.max_by_key(Vec::len).unwrap_or_default()
+        let first = self.pieces.into_iter().next().filter(|piece| piece.start == 0);
+        first.map_or(Vec::new(), |piece| piece.bytes)
     }
 
     /// The bytes of `range`, limited to the end of the file. One part must hold all of them.
@@ -95,17 +88,46 @@ impl HeaderInput {
         if range.is_empty() {
             return Ok(&[]);
         }
-        let find = |piece: &InputPiece| {
-            let start = usize::try_from(range.start.checked_sub(piece.start)?).ok()?;
-            let len = usize::try_from(range.end - range.start).ok()?;
-            Some(start..start.checked_add(len)?)
-        };
         // The last one that begins before the range reaches farthest.
         let after = self.pieces.partition_point(|piece| piece.start <= range.start);
-        let piece = after.checked_sub(1).map(|at| &self.pieces[at]);
-        let found = piece.and_then(|piece| piece.bytes.get(find(piece)?));
+        let found = after.checked_sub(1).and_then(|at| {
+            let InputPiece { start, bytes } = &self.pieces[at];
+            bytes.get(usize::try_from(range.start - start).ok()?..usize::try_from(range.end - start).ok()?)
+        });
         found.ok_or(MissingRange(range))
     }
+
+    /// Fails unless all of these ranges are there.
+    pub(super) fn require(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<(), MissingRange> {
+        ranges.into_iter().try_for_each(|range| self.get(range).map(drop))
+    }
+}
+
+/// Joins ranges, which are in the order of their starts, if at most `gap` bytes are between them and they have at most
+/// `most` bytes together. Each joined range comes with the number of ranges before it.
+pub(super) fn join_ranges(
+    ranges: impl IntoIterator<Item = Range<u64>>,
+    gap: u64,
+    most: u64,
+) -> Vec<(usize, Range<u64>)> {
+    let mut joined: Vec<(usize, Range<u64>)> = Vec::new();
+    for (at, range) in ranges.into_iter().enumerate() {
+        match joined.last_mut() {
+            Some((_, last))
+                if range.start <= last.end.saturating_add(gap) && range.end <= last.start.saturating_add(most) =>
+            {
+                last.end = range.end.max(last.end);
+            }
+            _ => joined.push((at, range)),
+        }
+    }
+    joined
+}
+
+/// The little-endian number in the `len` bytes at `at`, at most 8. Bytes beyond the end are taken for 0.
+pub(super) fn number_at(bytes: &[u8], at: usize, len: usize) -> u64 {
+    let bytes = bytes.get(at..).unwrap_or_default().iter().take(len);
+    bytes.rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 #[cfg(test)]

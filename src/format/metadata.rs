@@ -19,68 +19,71 @@ pub struct MetadataValue {
     is_array: bool,
 }
 
-/// A type of single values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names are those of Rust's types")]
-pub enum ScalarType {
-    U8,
-    I8,
-    U16,
-    I16,
-    U32,
-    I32,
-    F32,
-    Bool,
-    String,
-    U64,
-    I64,
-    F64,
+/// Defines the types of single values with their names, their names in the documentation of GGUF, their numbers in GGUF
+/// files, and their sizes there in bytes; 0 for strings, which have a length.
+macro_rules! scalar_types {
+    ($($scalar:ident $name:literal $gguf:literal $number:literal $size:literal;)*) => {
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum ScalarType {
+            $($scalar,)*
+        }
+
+        impl ScalarType {
+            const ROWS: &'static [(Self, &'static str, &'static str, u32, u64)] =
+                &[$((Self::$scalar, $name, $gguf, $number, $size)),*];
+        }
+    };
+}
+
+// Source: `gguf_metadata_value_type` in `docs/gguf.md` of ggml.
+scalar_types! {
+    U8 "u8" "uint8" 0 1;
+    I8 "i8" "int8" 1 1;
+    U16 "u16" "uint16" 2 2;
+    I16 "i16" "int16" 3 2;
+    U32 "u32" "uint32" 4 4;
+    I32 "i32" "int32" 5 4;
+    F32 "f32" "float32" 6 4;
+    Bool "bool" "bool" 7 1;
+    String "string" "string" 8 0;
+    U64 "u64" "uint64" 10 8;
+    I64 "i64" "int64" 11 8;
+    F64 "f64" "float64" 12 8;
 }
 
 impl ScalarType {
-    /// Every type with its name, and its name in the documentation of GGUF.
-    const NAMES: [(Self, &'static str, &'static str); 12] = [
-        (Self::U8, "u8", "uint8"),
-        (Self::I8, "i8", "int8"),
-        (Self::U16, "u16", "uint16"),
-        (Self::I16, "i16", "int16"),
-        (Self::U32, "u32", "uint32"),
-        (Self::I32, "i32", "int32"),
-        (Self::F32, "f32", "float32"),
-        (Self::Bool, "bool", "bool"),
-        (Self::String, "string", "string"),
-        (Self::U64, "u64", "uint64"),
-        (Self::I64, "i64", "int64"),
-        (Self::F64, "f64", "float64"),
-    ];
-
-    /// The name: `u32`.
     pub fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(scalar, ..)| *scalar == self).map_or("", |(_, name, _)| name)
+        Self::ROWS[self as usize].1
     }
 
-    /// Whether it is the string type.
+    pub(super) fn gguf_number(self) -> u32 {
+        Self::ROWS[self as usize].3
+    }
+
+    pub(super) fn gguf_size(self) -> u64 {
+        Self::ROWS[self as usize].4
+    }
+
+    pub(super) fn from_gguf(number: u32) -> Option<Self> {
+        Self::ROWS.iter().find(|row| row.3 == number).map(|row| row.0)
+    }
+
     pub fn is_string(self) -> bool {
         self == Self::String
     }
 
-    /// Whether it is an integer type.
     pub fn is_integer(self) -> bool {
         !matches!(self, Self::F32 | Self::F64 | Self::Bool | Self::String)
     }
 
-    /// Whether it is a floating-point type.
     pub fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F64)
     }
 }
 
-/// The type of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ValueType {
-    /// The type, or the type of an array's elements.
     pub scalar: ScalarType,
-    /// Whether it is an array.
     pub is_array: bool,
 }
 
@@ -88,7 +91,7 @@ impl ValueType {
     /// Reads a type: `u32` or `uint32`, and `string[]` for an array of strings.
     pub fn parse(text: &str) -> Option<Self> {
         let (name, is_array) = text.strip_suffix("[]").map_or((text, false), |name| (name, true));
-        let found = ScalarType::NAMES.iter().find(|(_, short, long)| [*short, *long].contains(&name));
+        let found = ScalarType::ROWS.iter().find(|(_, short, long, ..)| [*short, *long].contains(&name));
         found.map(|(scalar, ..)| Self { scalar: *scalar, is_array })
     }
 }
@@ -100,7 +103,6 @@ impl fmt::Display for ValueType {
 }
 
 impl MetadataValue {
-    /// A string.
     pub fn string(text: impl Into<String>) -> Self {
         Self { text: text.into(), exact: None, scalar: ScalarType::String, is_array: false }
     }
@@ -112,14 +114,14 @@ impl MetadataValue {
         Self { exact, ..Self::string(text) }
     }
 
-    /// A number or a boolean with this text.
     pub fn scalar(scalar: ScalarType, text: String) -> Self {
         Self { text, exact: None, scalar, is_array: false }
     }
 
     /// An array. `lines` has one JSON value per line; each line ends with a newline.
-    pub fn array(scalar: ScalarType, lines: String) -> Self {
-        Self { text: lines, exact: None, scalar, is_array: true }
+    pub fn array(scalar: ScalarType, lines: Vec<u8>) -> Self {
+        let text = String::from_utf8(lines).unwrap_or_default();
+        Self { text, exact: None, scalar, is_array: true }
     }
 
     /// The text. In a string that is not valid UTF-8, replacement characters stand for the invalid bytes.
@@ -132,22 +134,18 @@ impl MetadataValue {
         self.exact.as_deref().unwrap_or(self.text.as_bytes())
     }
 
-    /// The type, or the type of an array's elements.
     pub fn kind(&self) -> ScalarType {
         self.scalar
     }
 
-    /// The type.
     pub fn value_type(&self) -> ValueType {
         ValueType { scalar: self.scalar, is_array: self.is_array }
     }
 
-    /// Whether it is an array.
     pub fn is_array(&self) -> bool {
         self.is_array
     }
 
-    /// Writes the value as JSON. Numbers that JSON does not have, such as NaN, become `null`.
     pub fn write_json(&self, out: &mut dyn Write) -> io::Result<()> {
         match self.scalar {
             _ if self.is_array => {
@@ -159,11 +157,34 @@ impl MetadataValue {
                 out.write_all(b"]")
             }
             ScalarType::String => write_json_string(&self.text, out),
-            // "nan", "inf" and "-inf".
-            scalar if scalar.is_float() && self.text.contains('n') => out.write_all(b"null"),
-            _ => out.write_all(self.text.as_bytes()),
+            scalar => out.write_all(json_text(scalar, &self.text).as_bytes()),
         }
     }
+}
+
+/// The text of a floating-point number: `nan`, `inf`, `-inf`, or as many digits as are needed to read the same number
+/// again.
+pub(super) fn float_text<T: Copy + Into<f64> + Serialize>(number: T) -> String {
+    match number.into() {
+        wide if wide.is_finite() => serde_json::to_string(&number).unwrap_or_default(),
+        wide if wide.is_nan() => "nan".to_owned(),
+        wide => wide.to_string(),
+    }
+}
+
+/// Adds a value to the lines of [`MetadataValue::array`].
+pub(super) fn push_line(scalar: ScalarType, text: &str, lines: &mut Vec<u8>) {
+    match scalar {
+        // Writing to a vector cannot fail.
+        ScalarType::String => drop(write_json_string(text, lines)),
+        scalar => lines.extend(json_text(scalar, text).as_bytes()),
+    }
+    lines.push(b'\n');
+}
+
+/// The text of a number or a boolean as JSON, which has no NaN and no infinity: they become `null`.
+pub(super) fn json_text(scalar: ScalarType, text: &str) -> &str {
+    if scalar.is_float() && text.contains('n') { "null" } else { text }
 }
 
 impl From<&str> for MetadataValue {

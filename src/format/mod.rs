@@ -14,6 +14,7 @@ mod lint;
 mod metadata;
 mod names;
 pub mod numpy;
+mod pickle;
 pub mod pytorch;
 pub mod safetensors;
 pub mod slm;
@@ -21,16 +22,18 @@ mod table;
 mod tensors;
 mod zip;
 
-pub use detect::ForeignFormat;
 pub use dtype::{Dtype, DtypeBlock};
-pub use edit::{Assignment, EditError, EditedHead, MetadataEdit, NewHead, ValueFault};
+pub use edit::{Assignment, MetadataEdit, NewHead};
 pub use error::Error;
-pub use header::{BuildError, Header, HeaderBuilder, KEPT_MAX, NewTensor, ParseMode, SkipList, SkippedEntry};
+pub use header::{Header, HeaderBuilder, KEPT_MAX, NewTensor, ParseMode, SkipList, SkippedEntry};
 pub use input::{HeaderInput, MissingRange};
-pub use lint::{HeaderLint, LintKind};
+pub use lint::HeaderLint;
 pub use metadata::{MetadataValue, ScalarType, ValueType};
 pub use names::NameTable;
-pub use table::{edit_metadata, format_stem, has_types, header_damage, lint_header, parse_header, suffixes};
+pub use table::{
+    edit_metadata, format_stem, has_types, header_damage, is_secondary, lint_header, parse_header, preferred_names,
+    suffixes,
+};
 pub use tensors::{TensorInfo, TensorLayout, TensorTable};
 
 use serde::Deserialize;

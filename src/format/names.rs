@@ -4,7 +4,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use std::hash::BuildHasher;
 
 /// Finds numbers by name. Stores only the numbers; callers pass a function that returns the name of a number.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct NameTable {
     table: HashTable<u32>,
     /// Seeded per process, so that a crafted file cannot force collisions.
@@ -12,7 +12,6 @@ pub struct NameTable {
 }
 
 impl NameTable {
-    /// An empty table with room for `capacity` names.
     pub fn with_capacity(capacity: usize) -> Self {
         Self { table: HashTable::with_capacity(capacity), hasher: DefaultHashBuilder::default() }
     }

@@ -1,40 +1,53 @@
 //! The formats that weightfs reads, and the operations that depend on the format.
 
-use super::detect::{self, ForeignFormat};
-use super::edit::{EditError, EditedHead, MetadataEdit, NewHead};
+use super::detect;
+use super::edit::{MetadataEdit, NewHead};
 use super::error::Error;
 use super::header::{Header, ParseMode};
 use super::input::{HeaderInput, MissingRange};
 use super::lint::{self, HeaderLint};
 use super::tensors::TensorInfo;
 use super::{gguf, numpy, pytorch, safetensors, slm, zip};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::mem;
 use std::os::unix::ffi::OsStrExt;
 
-/// A format.
 struct FormatRow {
     /// Name in headers, `index.json` and messages.
     name: &'static str,
-    /// Suffixes of its file names.
     suffixes: &'static [&'static str],
-    /// Whether a file is of this format.
     recognises: fn(&HeaderInput) -> Result<bool, MissingRange>,
-    /// Parses a header.
     parse: fn(&HeaderInput, ParseMode) -> Result<Header, Error>,
-    /// Reports what is unusual in a parsed header.
     lint: Linter,
     /// Reports everything that is wrong with a file that the strict parser rejects.
     damage: Damage,
-    /// Whether metadata values have types. Otherwise they are strings.
     has_types: bool,
     /// Returns the bytes before the data, with changed metadata.
     edit: Editor,
+    /// Whether a file is no model although its name has a suffix of the format.
+    is_other: fn(&OsStr) -> bool,
+    is_secondary: bool,
+    preferred: fn(&OsStr) -> Option<[OsString; 2]>,
 }
 
 type Linter = fn(&Header, &HeaderInput, &mut dyn FnMut(HeaderLint)) -> Result<(), MissingRange>;
 type Damage = fn(&Header, &Error, u64, &mut dyn FnMut(HeaderLint));
-type Editor = fn(&Header, &HeaderInput, &MetadataEdit) -> Result<NewHead, EditError>;
+type Editor = fn(&Header, &HeaderInput, &MetadataEdit) -> Result<NewHead, Error>;
+
+/// The values of most formats. Each row has at least a name and the functions of its parser.
+const PLAIN: FormatRow = FormatRow {
+    name: "",
+    suffixes: &[],
+    recognises: |_| Ok(true),
+    parse: safetensors::parse_safetensors,
+    lint: safetensors::lint_safetensors,
+    damage: lint::left_out,
+    has_types: false,
+    edit: refuse_edit,
+    is_other: |_| false,
+    is_secondary: false,
+    preferred: |_| None,
+};
 
 /// All formats. safetensors has no magic number, so it comes last and parses what no other format recognises.
 static FORMATS: [FormatRow; 6] = [
@@ -42,79 +55,93 @@ static FORMATS: [FormatRow; 6] = [
         name: slm::NAME,
         suffixes: &[".slm"],
         recognises: slm::is_slm,
-        parse: |input, mode| Ok(slm::parse_slm(input, mode)?),
+        parse: slm::parse_slm,
         lint: slm::lint_slm,
-        damage: lint::left_out,
         has_types: true,
-        edit: fixed,
+        ..PLAIN
     },
     FormatRow {
         name: numpy::NPZ,
         suffixes: &[".npz"],
         recognises: numpy::is_npz,
-        parse: |input, mode| Ok(numpy::parse_npz(input, mode)?),
+        parse: numpy::parse_npz,
         lint: numpy::lint_npz,
-        damage: lint::left_out,
-        has_types: false,
-        edit: fixed,
+        is_secondary: true,
+        ..PLAIN
     },
     FormatRow {
         name: numpy::NPY,
         suffixes: &[".npy"],
         recognises: numpy::is_npy,
-        parse: |input, mode| Ok(numpy::parse_npy(input, mode)?),
+        parse: numpy::parse_npy,
         lint: numpy::lint_npy,
-        damage: lint::left_out,
-        has_types: false,
-        edit: fixed,
+        is_secondary: true,
+        ..PLAIN
     },
     FormatRow {
         name: gguf::NAME,
         suffixes: &[".gguf"],
         recognises: gguf::is_gguf,
-        parse: |input, mode| Ok(gguf::parse_gguf(input, mode)?),
+        parse: gguf::parse_gguf,
         lint: gguf::lint_gguf,
-        damage: lint::left_out,
         has_types: true,
         edit: gguf::edit_gguf,
+        ..PLAIN
     },
     FormatRow {
         name: pytorch::NAME,
         suffixes: &[".pt", ".pth", ".ckpt", ".bin"],
         recognises: pytorch::is_pytorch,
-        parse: |input, mode| Ok(pytorch::parse_pytorch(input, mode)?),
+        parse: pytorch::parse_pytorch,
         lint: pytorch::lint_pytorch,
         damage: pytorch::pytorch_damage,
         has_types: true,
-        edit: fixed,
+        is_other: pytorch::is_other,
+        preferred: pytorch::preferred,
+        ..PLAIN
     },
     FormatRow {
         name: safetensors::NAME,
         suffixes: &[".safetensors"],
-        recognises: |_| Ok(true),
-        parse: |input, mode| Ok(safetensors::parse_safetensors(input, mode)?),
-        lint: safetensors::lint_safetensors,
         damage: safetensors::safetensors_damage,
-        has_types: false,
-        edit: |header, input, edit| Ok(safetensors::edit_safetensors(header, input, edit)?),
+        edit: safetensors::edit_safetensors,
+        ..PLAIN
     },
 ];
 
-/// The editor of formats whose metadata cannot be changed.
-fn fixed(header: &Header, _: &HeaderInput, _: &MetadataEdit) -> Result<NewHead, EditError> {
-    Err(EditError::Fixed { format: header.format() })
+fn refuse_edit(header: &Header, _: &HeaderInput, _: &MetadataEdit) -> Result<NewHead, Error> {
+    Err(Error::Refused(format!(
+        "metadata of {} files cannot be changed (`weightfs export FILE OUT.safetensors` writes a copy whose metadata can \
+         be changed)",
+        header.format
+    )))
 }
 
-/// The file name suffixes of all formats.
 pub fn suffixes() -> impl Iterator<Item = &'static str> {
     FORMATS.iter().rev().flat_map(|format| format.suffixes).copied()
+}
+
+/// The format with a suffix of a file name, and the name without the suffix.
+fn format_of(name: &OsStr) -> Option<(&'static FormatRow, &OsStr)> {
+    FORMATS.iter().rev().find_map(|row| {
+        let stem = row.suffixes.iter().find_map(|suffix| name.as_bytes().strip_suffix(suffix.as_bytes()))?;
+        Some((row, OsStr::from_bytes(stem)))
+    })
 }
 
 /// A file name without the suffix of its format; `None` if no format has that suffix, or the name says that the file is
 /// no model.
 pub fn format_stem(name: &OsStr) -> Option<&OsStr> {
-    let stem = suffixes().find_map(|suffix| name.as_bytes().strip_suffix(suffix.as_bytes()))?;
-    Some(OsStr::from_bytes(stem)).filter(|_| !pytorch::is_other(name))
+    format_of(name).filter(|(row, _)| !(row.is_other)(name)).map(|(_, stem)| stem)
+}
+
+/// Whether a file with this name belongs to a model beside it that has another format.
+pub fn is_secondary(name: &OsStr) -> bool {
+    format_of(name).is_some_and(|(row, _)| row.is_secondary)
+}
+
+pub fn preferred_names(name: &OsStr) -> Option<[OsString; 2]> {
+    FORMATS.iter().find_map(|row| (row.preferred)(name))
 }
 
 /// Parses the header of a file. Fails with [`Error::Missing`] until `input` holds everything that the parser needs.
@@ -135,15 +162,14 @@ pub fn parse_header(input: &HeaderInput, mode: ParseMode) -> Result<Header, Erro
     })
 }
 
-/// Identifies a file of a format that weightfs does not read.
-fn foreign(input: &HeaderInput) -> Result<Option<ForeignFormat>, MissingRange> {
+fn foreign(input: &HeaderInput) -> Result<Option<String>, MissingRange> {
     let prefix = input.get(0..detect::PREFIX)?;
     if detect::may_precede_archive(prefix)
         && let Some(before) = zip::bytes_before(input)?
     {
-        return Ok(Some(ForeignFormat::archive_after(before)));
+        return Ok(Some(detect::archive_after(before)));
     }
-    Ok(ForeignFormat::detect(prefix))
+    Ok(detect::detect_foreign(prefix))
 }
 
 /// Reports everything in a header that readers accept although the format does not define it. `header` was parsed from
@@ -171,7 +197,7 @@ pub fn has_types(format: &str) -> bool {
 /// Changes metadata. `header` was parsed from `input` in strict mode.
 ///
 /// The result is a valid header of the same tensors with the same data. The strict parser has read it.
-pub fn edit_metadata(header: &Header, input: &HeaderInput, edit: &MetadataEdit) -> Result<EditedHead, EditError> {
+pub fn edit_metadata(header: &Header, input: &HeaderInput, edit: &MetadataEdit) -> Result<(NewHead, Header), Error> {
     let row = row(header);
     let mut head = (row.edit)(header, input, edit)?;
     let (new_start, old_start) = (head.bytes.len() as u64, head.data_start);
@@ -186,13 +212,14 @@ pub fn edit_metadata(header: &Header, input: &HeaderInput, edit: &MetadataEdit) 
             && moved(old.range.end) == Some(new.range.end)
     };
     if header.len() != new.len() || !header.tensors().zip(new.tensors()).all(is_same) {
-        return Err(EditError::Tensors);
+        // Only a bug in an editor causes this.
+        return Err(Error::Refused("the changed header does not describe the same tensors".to_owned()));
     }
     head.bytes = changed.into_prefix();
-    Ok(EditedHead { head, header: new })
+    Ok((head, new))
 }
 
 fn row(header: &Header) -> &'static FormatRow {
     let [others @ .., last] = &FORMATS;
-    others.iter().find(|format| format.name == header.format()).unwrap_or(last)
+    others.iter().find(|format| format.name == header.format).unwrap_or(last)
 }

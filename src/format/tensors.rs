@@ -2,30 +2,28 @@
 
 use super::dtype::Dtype;
 use super::names::NameTable;
+use crate::text::brackets;
 use std::ops::Range;
 
-/// A tensor as its header describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo<'a> {
     /// Any Unicode string, including `/`, NUL and the empty string.
     pub name: &'a str,
-    /// Type of the elements.
     pub dtype: Dtype<'a>,
     /// Dimensions in elements, outermost first; empty for a scalar.
     pub shape: &'a [u64],
     /// The range of the data, in bytes from the start of the file.
     pub range: Range<u64>,
-    /// Where the elements are in that range, unless they lie there one after the other in C order and in little-endian
-    /// byte order.
+    /// The places of the elements in that range, unless they lie there one after the other in C order and in
+    /// little-endian byte order.
     pub layout: Option<TensorLayout<'a>>,
 }
 
-/// Where the elements of a tensor are in its range. The first element is at the start.
+/// The places of the elements of a tensor in its range. The first element is at the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorLayout<'a> {
     /// The distance of neighbours along each dimension, in elements.
     pub strides: &'a [u64],
-    /// Size of an element in bytes.
     pub size: u32,
     /// Width in bytes of the numbers that are in big-endian order; 1 if none are. A complex element has two numbers.
     pub word: u8,
@@ -46,15 +44,17 @@ impl TensorInfo<'_> {
     }
 }
 
-/// Names, dtypes, shapes and ranges of tensors. No two have the same name.
+/// Names, dtypes, shapes and ranges of tensors. No two have the same name. Methods with an index panic if it is not
+/// below the number of tensors.
 ///
 /// There may be a million tensors. Names and dimensions are in one arena each, so no tensor has an allocation of its
 /// own.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TensorTable {
     pub(super) names: String,
     pub(super) dims: Vec<u64>,
-    pub(super) unknown_dtypes: Vec<String>,
+    /// The names of unknown dtypes, each once.
+    pub unknown_dtypes: Vec<String>,
     pub(super) records: Vec<TensorRecord>,
     pub(super) by_name: NameTable,
 }
@@ -86,34 +86,33 @@ pub(super) fn span(range: &Range<u32>) -> Range<usize> {
 }
 
 impl TensorTable {
-    /// A table without tensors.
-    pub fn empty() -> Self {
-        let (names, dims, unknown_dtypes, records) = Default::default();
-        Self { names, dims, unknown_dtypes, records, by_name: NameTable::with_capacity(0) }
-    }
-
-    /// Frees the memory that was reserved for more.
-    pub(super) fn shrink(mut self) -> Self {
+    pub(super) fn shrink_to_fit(&mut self) {
         self.names.shrink_to_fit();
         self.dims.shrink_to_fit();
         self.records.shrink_to_fit();
-        self
     }
 
-    /// Number of tensors.
+    /// Makes the names searchable. Fails with the first name that is repeated.
+    pub(super) fn index_names(&mut self) -> Result<(), String> {
+        let mut by_name = NameTable::with_capacity(self.len());
+        for index in 0..self.len() {
+            if !by_name.insert(index, |index| self.name(index)) {
+                return Err(self.name(index).to_owned());
+            }
+        }
+        self.by_name = by_name;
+        Ok(())
+    }
+
     pub fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// Whether there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 
     /// The tensor at `index`, in the order of the data.
-    ///
-    /// # Panics
-    /// If `index` is not below [`TensorTable::len`].
     pub fn tensor(&self, index: usize) -> TensorInfo<'_> {
         let record = &self.records[index];
         let dtype = numbered_dtype(&self.unknown_dtypes, record.dtype);
@@ -125,18 +124,11 @@ impl TensorTable {
         TensorInfo { name: self.name(index), dtype, shape, range: record.range.clone(), layout }
     }
 
-    /// The name of the tensor at `index`.
-    ///
-    /// # Panics
-    /// If `index` is not below [`TensorTable::len`].
     pub fn name(&self, index: usize) -> &str {
         &self.names[span(&self.records[index].name)]
     }
 
     /// Whether the entry of the tensor at `index` has a form that only some readers of the format accept.
-    ///
-    /// # Panics
-    /// If `index` is not below [`TensorTable::len`].
     pub fn is_unusual(&self, index: usize) -> bool {
         self.records[index].is_unusual
     }
@@ -146,25 +138,15 @@ impl TensorTable {
         (0..self.len()).map(|index| self.tensor(index))
     }
 
-    /// The index of the tensor called `name`.
     pub fn find(&self, name: &str) -> Option<usize> {
         self.by_name.find(name, |index| self.name(index))
     }
 
-    /// Keeps only the tensors whose names `keep` accepts.
     pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         let names = &self.names;
         self.records.retain(|record| keep(&names[span(&record.name)]));
-        let mut by_name = NameTable::with_capacity(self.len());
-        for index in 0..self.len() {
-            by_name.insert(index, |index| self.name(index));
-        }
-        self.by_name = by_name;
-    }
-
-    /// The names of unknown dtypes, each once.
-    pub fn unknown_dtypes(&self) -> &[String] {
-        &self.unknown_dtypes
+        // No name was repeated before, so this does not fail.
+        let _ = self.index_names();
     }
 
     /// The dtypes of tensors of which only the size is known, each once.
@@ -173,6 +155,30 @@ impl TensorTable {
             |dtype: &Dtype| self.records.iter().any(|record| Dtype::ALL.get(record.dtype as usize) == Some(dtype));
         Dtype::SIZE_ONLY.iter().copied().filter(has)
     }
+}
+
+/// The number of elements of a shape. `None` if it or a dimension does not fit into 63 bits.
+pub(super) fn count_elements<'d>(dims: impl IntoIterator<Item = &'d u64>) -> Option<u64> {
+    dims.into_iter().try_fold(1, |product: u64, dim| fits(product.checked_mul(*dim)?).filter(|_| fits(*dim).is_some()))
+}
+
+/// A number, if it fits into 63 bits.
+pub(super) fn fits(number: u64) -> Option<u64> {
+    i64::try_from(number).is_ok().then_some(number)
+}
+
+/// The distance of neighbours along each dimension in C order, in elements.
+pub(super) fn c_strides(shape: &[u64]) -> Vec<u64> {
+    let mut strides = vec![1; shape.len()];
+    for at in (1..shape.len()).rev() {
+        strides[at - 1] = shape[at].saturating_mul(strides[at]);
+    }
+    strides
+}
+
+/// The fault of a shape whose elements or bytes cannot be counted.
+pub(super) fn too_large(shape: &[u64]) -> String {
+    format!("shape {} has more than 2^63-1 elements or bytes", brackets(shape))
 }
 
 pub(super) fn numbered_dtype(unknown: &[String], number: u32) -> Dtype<'_> {

@@ -6,13 +6,13 @@
 //! padding, or if the archive is known to be written by torch, and the next entry begins where torch would have written
 //! it.
 
-use super::input::{HeaderInput, MissingRange};
+use super::error::Error;
+use super::input::{HeaderInput, MissingRange, join_ranges, number_at};
 use crate::text::quote;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The first bytes of an archive with entries.
 pub const MAGIC: &[u8] = b"PK\x03\x04";
 
 /// Maximum size of a directory in bytes: more than half a million entries.
@@ -33,9 +33,6 @@ const CENTRAL: usize = 46;
 /// Size of a local header without its name and the extra fields.
 const LOCAL: u64 = 30;
 
-/// Maximum size of the extra fields of a local header.
-const EXTRA_MAX: u64 = u16::MAX as u64;
-
 /// The field of a local header with which torch pads. Source: `caffe2/serialize/inline_container.cc`, `getPadding`.
 const PADDING: &[u8] = b"FB";
 
@@ -45,146 +42,41 @@ const TAIL: u64 = 64 << 10;
 /// Local headers at most this far apart are read together, in bytes.
 const TOGETHER: u64 = 1 << 20;
 
-/// Maximum number of times that local headers are read.
 const LOCAL_READS_MAX: usize = 1000;
 
 /// Maximum number of times that local headers are read for a report.
 const LOCAL_CHECKS_MAX: usize = 500;
 
-/// Why the entries of an archive cannot be found.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ZipError {
-    /// Not a fault of the file: add this range to the input and parse again.
-    #[error(transparent)]
-    Missing(#[from] MissingRange),
-    /// The archive breaks a rule.
-    #[error(transparent)]
-    Fault(#[from] ZipFault),
-}
+const MAX_32: u64 = u32::MAX as u64;
 
-/// A broken rule.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ZipFault {
-    #[error(
-        "zip archive: no directory in the last {TAIL} bytes of {len}: the file is cut short (did a download stop?)"
-    )]
-    NoEnd { len: u64 },
-    #[error(
-        "zip archive: its last record says that it ends at byte {end}, but the file ends at byte {len}, so that programs differ \
-         in what they read (create the file again)"
-    )]
-    End { end: u64, len: u64 },
-    #[error("zip archive: the record at byte {at} is not a {what}")]
-    Signature { at: u64, what: &'static str },
-    #[error("zip archive: it is one of several parts, which are not supported")]
-    Parts,
-    #[error(
-        "zip archive: the directory of {size} bytes should begin at byte {offset} and end at byte {end}, where the end \
-         record is"
-    )]
-    Place { offset: u64, size: u64, end: u64 },
-    #[error(
-        "several zip archives one after the other, as in the .distcp files of torch.distributed.checkpoint (convert them \
-         with `python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY FILE`)"
-    )]
-    Several {
-        /// Where the last archive would begin by its offsets, in bytes from the start of the file.
-        at: u64,
-    },
-    #[error("zip archive: the directory has {size} bytes; weightfs reads at most {DIRECTORY_MAX}")]
-    TooLong { size: u64 },
-    #[error("zip archive: the directory has {found} entries, and should have {stated}")]
-    Count { found: u64, stated: u64 },
-    #[error("zip archive: entry {number} of the directory goes beyond its end")]
-    Cut { number: usize },
-    #[error("zip archive: entry {} has a 64-bit size or offset, but no field for it", quote(name))]
-    NoField { name: String },
-    #[error("zip archive: two entries are called {}", quote(name))]
-    Twice { name: String },
-    #[error("zip archive: entries {} and {} share bytes, from byte {at} on", quote(a), quote(b))]
-    Overlap { a: String, b: String, at: u64 },
-    #[error("zip archive: the local header of entry {} is not at byte {at}", quote(name))]
-    Local { name: String, at: u64 },
-    #[error("zip archive: entry {} is called {} in its local header", quote(name), quote(local))]
-    Renamed { name: String, local: String },
-    #[error(
-        "zip archive: entry {}: its {what} is {local} in the local header, and {central} in the directory",
-        quote(name)
-    )]
-    Differs { name: String, what: &'static str, local: u64, central: u64 },
-    #[error(
-        "zip archive: the {size} bytes of entry {} end at byte {end}, but the next entry begins at byte {next}",
-        quote(name)
-    )]
-    Outside { name: String, size: u64, end: u64, next: u64 },
-    #[error("zip archive: entry {} is encrypted", quote(name))]
-    Encrypted { name: String },
-    #[error(
-        "zip archive: entry {} is compressed (method {method}); only stored entries can be read in place",
-        quote(name)
-    )]
-    Compressed { name: String, method: u16 },
-    #[error("zip archive: entry {} is stored, but takes {compressed} bytes for {size}", quote(name))]
-    Sizes { name: String, compressed: u64, size: u64 },
-    #[error(
-        "zip archive: the data of entries cannot be found without more than {LOCAL_READS_MAX} reads of local headers"
-    )]
-    TooManyLocal,
-}
+const SEVERAL: &str = "several zip archives one after the other, as in the .distcp files of torch.distributed.checkpoint \
+                       (convert them with `python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY \
+                       FILE`)";
 
-/// The entries of an archive.
+/// The entries of an archive, in the order of the directory.
 #[derive(Debug)]
 pub struct ZipDirectory {
     names: String,
-    /// In the order of the directory.
     entries: Vec<ZipEntry>,
-    /// Indices of `entries` in the order of the file, and the place of each entry there.
-    order: Vec<u32>,
-    places: Vec<u32>,
-    /// Offset of the directory, in bytes from the start of the file.
-    start: u64,
+    pub first: Option<usize>,
     /// An entry whose name another one has too.
     repeated: Option<usize>,
 }
 
-/// An entry of an archive.
 #[derive(Debug, Clone)]
 pub struct ZipEntry {
     name: Range<u32>,
-    /// Length of the name in the file, in bytes.
     name_len: u16,
     flags: u16,
     method: u16,
     compressed: u64,
-    /// Size of the data in bytes.
     pub size: u64,
     /// Offset of the local header, in bytes from the start of the file.
     pub header: u64,
+    /// The end of the space that the entry can take: the next local header, or the directory.
+    next: u64,
 }
 
-/// What a local header gives.
-struct LocalHeader {
-    name: String,
-    flags: u16,
-    method: u16,
-    compressed: u32,
-    size: u32,
-    data: u64,
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    bytes.get(at..at + 2).map_or(0, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
-}
-
-/// Whether a file begins with the local header of an entry.
 pub fn is_zip(input: &HeaderInput) -> Result<bool, MissingRange> {
     is_entry(input, 0)
 }
@@ -198,51 +90,165 @@ fn is_entry(input: &HeaderInput, at: u64) -> Result<bool, MissingRange> {
 /// it begins with the file. Offsets can count from the start of the file or from that of the archive.
 pub fn bytes_before(input: &HeaderInput) -> Result<Option<u64>, MissingRange> {
     let at = match ZipDirectory::read(input) {
-        Ok(directory) => directory.in_file_order().next().map(|at| directory.entry(at).header),
-        Err(ZipError::Missing(missing)) => return Err(missing),
-        Err(ZipError::Fault(ZipFault::Several { at })) => Some(at),
-        Err(ZipError::Fault(_)) => None,
+        Ok(directory) => directory.first.map(|at| directory.entry(at).header),
+        Err(Error::Missing(missing)) => return Err(missing),
+        Err(_) => find_directory(input).ok().and_then(|place| place.own_start),
     };
     let Some(at) = at.filter(|at| *at > 0) else { return Ok(None) };
     Ok(is_entry(input, at)?.then_some(at))
 }
 
-impl ZipDirectory {
-    /// Reads the directory at the end of a file. It is read once for an input.
-    pub fn read(input: &HeaderInput) -> Result<Arc<Self>, ZipError> {
-        input.keep(|| Self::parse(input))
+impl ZipEntry {
+    /// The end of the fixed part of the local header and of the name.
+    pub fn local_end(&self) -> u64 {
+        self.header + LOCAL + u64::from(self.name_len)
     }
 
-    fn parse(input: &HeaderInput) -> Result<Self, ZipError> {
-        let (range, stated) = find_directory(input)?;
-        let bytes = input.get(range.clone())?;
-        let (mut names, mut entries) = (String::new(), Vec::new());
-        let mut at = 0;
-        while at < bytes.len() {
-            let (entry, len) = entry(&bytes[at..], entries.len(), &mut names)?;
-            entries.push(entry);
-            at += len;
+    /// All bytes that the local header, the data and a descriptor can take.
+    pub fn space(&self) -> Range<u64> {
+        const EXTRA_MAX: u64 = u16::MAX as u64;
+        const DESCRIPTOR: u64 = 24;
+        let most = self.local_end().saturating_add(EXTRA_MAX + DESCRIPTOR).saturating_add(self.compressed);
+        self.header..self.next.min(most)
+    }
+
+    /// Whether the local header does not have a size, because it follows the data or is in a field.
+    fn is_unset(&self, local: u64, size: u64) -> bool {
+        local == MAX_32 || local == 0 && (self.flags & 8 != 0 || size > MAX_32)
+    }
+
+    /// The place of the data, if there is no other.
+    fn place(&self, alignment: Option<u64>) -> Option<Range<u64>> {
+        let start = self.local_end();
+        if start.checked_add(self.compressed) == Some(self.next) {
+            return Some(start..self.next);
         }
-        if entries.len() as u64 != stated {
-            return Err(ZipFault::Count { found: entries.len() as u64, stated }.into());
+        let (range, after) = self.by_torch(alignment?)?;
+        (after == self.next).then_some(range)
+    }
+
+    /// The range in which torch would have written the data, and the start of what follows. Torch aligns the data, and
+    /// writes a descriptor after it.
+    fn by_torch(&self, alignment: u64) -> Option<(Range<u64>, u64)> {
+        // The header of the field for padding.
+        const FIELD: u64 = 4;
+        // 64-bit sizes take 16 bytes, a 64-bit offset takes 8.
+        let fields = if self.size >= MAX_32 { 16 } else { 0 } + if self.header >= MAX_32 { 8 } else { 0 };
+        let wide = if fields > 0 { FIELD + fields } else { 0 };
+        let start = (self.local_end() + FIELD + wide).checked_next_multiple_of(alignment)?;
+        let end = start.checked_add(self.compressed)?;
+        let descriptor = match self.compressed {
+            0 => 0,
+            _ if wide > 0 => 24,
+            _ => 16,
+        };
+        Some((start..end, end.checked_add(descriptor)?))
+    }
+}
+
+impl ZipDirectory {
+    /// Reads the directory at the end of a file. It is read once for an input.
+    pub fn read(input: &HeaderInput) -> Result<Arc<Self>, Error> {
+        input.keep(|| Self::parse(input)).map_err(|error| match error {
+            Error::Broken(fault) => Error::Broken(format!("zip archive: {fault}")),
+            other => other,
+        })
+    }
+
+    fn parse(input: &HeaderInput) -> Result<Self, Error> {
+        let DirectoryPlace { range, count, own_start } = find_directory(input)?;
+        if own_start.is_some() {
+            return Err(Error::Unsupported(SEVERAL.to_owned()));
         }
-        let mut order: Vec<u32> = (0..entries.len() as u32).collect();
-        order.sort_by_key(|at| entries[*at as usize].header);
-        let mut places = vec![0; entries.len()];
-        order.iter().enumerate().for_each(|(place, at)| places[*at as usize] = place as u32);
-        let mut directory = Self { names, entries, order, places, start: range.start, repeated: None };
-        directory.check_overlap()?;
-        let mut seen = HashSet::with_capacity(directory.len());
-        directory.repeated = (0..directory.len()).find(|at| !seen.insert(directory.name(*at)));
+        let size = range.end - range.start;
+        if size > DIRECTORY_MAX {
+            return Err(Error::Broken(format!(
+                "the directory has {size} bytes; weightfs reads at most {DIRECTORY_MAX}"
+            )));
+        }
+        let mut bytes = input.get(range.clone())?;
+        let mut directory = Self { names: String::new(), entries: Vec::new(), first: None, repeated: None };
+        while !bytes.is_empty() {
+            bytes = directory.add(bytes)?;
+        }
+        let found = directory.len();
+        if found as u64 != count {
+            return Err(Error::Broken(format!("the directory has {found} entries, and should have {count}")));
+        }
+        directory.set_spaces(range.start)?;
+        let mut seen = HashSet::with_capacity(found);
+        directory.repeated = (0..found).find(|at| !seen.insert(directory.name(*at)));
         Ok(directory)
     }
 
-    /// The number of entries.
+    /// Adds the entry at the beginning of `bytes`. Returns what follows it.
+    fn add<'b>(&mut self, bytes: &'b [u8]) -> Result<&'b [u8], String> {
+        let [name_len, extra_len, comment_len] = [28, 30, 32].map(|at| number_at(bytes, at, 2) as usize);
+        let len = CENTRAL + name_len + extra_len + comment_len;
+        if bytes.len() < len || !bytes.starts_with(b"PK\x01\x02") {
+            return Err(format!("entry {} of the directory goes beyond its end", self.len()));
+        }
+        let (name, mut extra) = bytes[CENTRAL..CENTRAL + name_len + extra_len].split_at(name_len);
+        let start = self.names.len();
+        self.names.push_str(&String::from_utf8_lossy(name));
+        let mut wide: &[u8] = &[];
+        while extra.len() >= 4 {
+            let Some((field, rest)) = extra.split_at_checked(4 + number_at(extra, 2, 2) as usize) else {
+                return Err(format!("entry {} of the directory goes beyond its end", self.len()));
+            };
+            if number_at(field, 0, 2) == 1 {
+                wide = &field[4..];
+            }
+            extra = rest;
+        }
+        let [mut size, mut compressed, mut header] = [24, 20, 42].map(|at| number_at(bytes, at, 4));
+        for number in [&mut size, &mut compressed, &mut header] {
+            if *number == MAX_32 {
+                let Some((field, rest)) = wide.split_at_checked(8) else {
+                    let name = quote(&self.names[start..]);
+                    return Err(format!("entry {name} has a 64-bit size or offset, but no field for it"));
+                };
+                *number = number_at(field, 0, 8);
+                wide = rest;
+            }
+        }
+        if header > i64::MAX as u64 {
+            return Err(no_local_header(&self.names[start..], header));
+        }
+        let (flags, method) = (number_at(bytes, 8, 2) as u16, number_at(bytes, 10, 2) as u16);
+        let (name, name_len) = (start as u32..self.names.len() as u32, name_len as u16);
+        self.entries.push(ZipEntry { name, name_len, flags, method, compressed, size, header, next: 0 });
+        Ok(&bytes[len..])
+    }
+
+    /// Sets the space of each entry. Fails if an entry reaches into the next one, or into the directory, which begins
+    /// at byte `start`.
+    fn set_spaces(&mut self, start: u64) -> Result<(), String> {
+        let mut order: Vec<u32> = (0..self.len() as u32).collect();
+        order.sort_by_key(|at| self.entries[*at as usize].header);
+        self.first = order.first().map(|at| *at as usize);
+        for (place, at) in order.iter().map(|at| *at as usize).enumerate() {
+            let follower = order.get(place + 1).map(|at| *at as usize);
+            let next = follower.map_or(start, |other| self.entries[other].header);
+            self.entries[at].next = next;
+            let begin = self.entries[at].local_end();
+            if begin.checked_add(self.entries[at].compressed).is_none_or(|end| end > next) {
+                return Err(match follower {
+                    Some(other) => {
+                        let (a, b) = (self.quoted(at), self.quoted(other));
+                        format!("entries {a} and {b} share bytes, from byte {next} on")
+                    }
+                    None => self.outside(at, begin),
+                });
+            }
+        }
+        Ok(())
+    }
+
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// An entry.
     pub fn entry(&self, at: usize) -> &ZipEntry {
         &self.entries[at]
     }
@@ -253,49 +259,34 @@ impl ZipDirectory {
         &self.names[start as usize..end as usize]
     }
 
+    fn quoted(&self, at: usize) -> String {
+        quote(self.name(at))
+    }
+
     /// Fails if two entries have the same name.
-    pub fn check_names(&self) -> Result<(), ZipFault> {
-        self.repeated.map_or(Ok(()), |at| Err(ZipFault::Twice { name: self.name(at).to_owned() }))
-    }
-
-    /// The entries in the order of the file.
-    pub fn in_file_order(&self) -> impl Iterator<Item = usize> {
-        self.order.iter().map(|at| *at as usize)
-    }
-
-    /// The end of the space that an entry can take: the next local header, or the directory.
-    fn next(&self, at: usize) -> u64 {
-        let next = self.order.get(self.places[at] as usize + 1);
-        next.map_or(self.start, |next| self.entries[*next as usize].header)
-    }
-
-    /// No entry reaches into the next one.
-    fn check_overlap(&self) -> Result<(), ZipFault> {
-        for at in self.order.iter().map(|at| *at as usize) {
-            let compressed = self.entries[at].compressed;
-            let end = self.local_end(at).checked_add(compressed);
-            let next = self.next(at);
-            if end.is_none_or(|end| end > next) {
-                let name = |at: usize| self.name(at).to_owned();
-                return Err(match self.order.get(self.places[at] as usize + 1) {
-                    Some(other) => ZipFault::Overlap { a: name(at), b: name(*other as usize), at: next },
-                    None => ZipFault::Outside { name: name(at), size: compressed, end: end.unwrap_or(u64::MAX), next },
-                });
-            }
+    pub fn check_names(&self) -> Result<(), Error> {
+        match self.repeated {
+            Some(at) => Err(Error::Broken(format!("zip archive: two entries are called {}", self.quoted(at)))),
+            None => Ok(()),
         }
-        Ok(())
     }
 
-    /// Fails unless an entry is stored as it is.
-    pub fn check_stored(&self, at: usize) -> Result<(), ZipFault> {
+    /// Fails unless an entry is stored as it is, with [`Error::Unsupported`] if the archive is sound.
+    pub fn check_stored(&self, at: usize) -> Result<(), Error> {
         let ZipEntry { flags, method, compressed, size, .. } = self.entries[at];
-        let name = || self.name(at).to_owned();
-        match () {
-            () if flags & 1 != 0 => Err(ZipFault::Encrypted { name: name() }),
-            () if method != 0 => Err(ZipFault::Compressed { name: name(), method }),
-            () if compressed != size => Err(ZipFault::Sizes { name: name(), compressed, size }),
-            () => Ok(()),
+        if flags & 1 == 0 && method == 0 && compressed == size {
+            return Ok(());
         }
+        let name = self.quoted(at);
+        Err(match () {
+            () if flags & 1 != 0 => Error::Unsupported(format!("zip archive: entry {name} is encrypted")),
+            () if method != 0 => Error::Unsupported(format!(
+                "zip archive: entry {name} is compressed (method {method}); only stored entries can be read in place"
+            )),
+            () => {
+                Error::Broken(format!("zip archive: entry {name} is stored, but takes {compressed} bytes for {size}"))
+            }
+        })
     }
 
     /// The range of the data of each of these entries, in bytes from the start of the file, or what is wrong with its
@@ -306,129 +297,68 @@ impl ZipDirectory {
         input: &HeaderInput,
         wanted: &[usize],
         alignment: Option<u64>,
-    ) -> Result<Vec<Result<Range<u64>, ZipFault>>, ZipError> {
-        let known: Vec<Option<Range<u64>>> = wanted.iter().map(|at| self.place(*at, alignment)).collect();
-        let unknown = wanted.iter().zip(&known).filter(|(_, known)| known.is_none());
-        let mut unknown: Vec<usize> = unknown.map(|(at, _)| *at).collect();
-        let groups = self.groups(&mut unknown);
+    ) -> Result<Vec<Result<Range<u64>, String>>, Error> {
+        let unknown = wanted.iter().copied().filter(|at| self.entries[*at].place(alignment).is_none());
+        let groups = self.groups(&mut unknown.collect::<Vec<_>>());
         if groups.len() > LOCAL_READS_MAX {
-            return Err(ZipFault::TooManyLocal.into());
+            return Err(Error::Broken(format!(
+                "zip archive: the data of entries cannot be found without more than {LOCAL_READS_MAX} reads of local headers"
+            )));
         }
-        groups.into_iter().try_for_each(|(_, group)| input.get(group).map(drop))?;
-        let mut found = Vec::with_capacity(wanted.len());
-        for (at, known) in wanted.iter().zip(known) {
-            found.push(known.map_or_else(|| self.local_range(input, *at), |known| Ok(Ok(known)))?);
-        }
-        Ok(found)
+        input.require(groups.into_iter().map(|(_, group)| group))?;
+        let ranges = wanted.iter().map(|at| match self.entries[*at].place(alignment) {
+            Some(range) => Ok(Ok(range)),
+            None => self.local_range(input, *at).map_or_else(|error| Ok(Err(error.fault()?)), |range| Ok(Ok(range))),
+        });
+        ranges.collect()
     }
 
     /// Sorts entries in the order of the file. Returns ranges of bytes that have their local headers, neighbours
     /// together, each with the place of its first entry in `wanted`.
     fn groups(&self, wanted: &mut [usize]) -> Vec<(usize, Range<u64>)> {
-        wanted.sort_unstable_by_key(|at| self.places[*at]);
-        let mut groups: Vec<(usize, Range<u64>)> = Vec::new();
-        for (place, at) in wanted.iter().enumerate() {
-            let (start, end) = (self.entries[*at].header, self.local_end(*at));
-            match groups.last_mut() {
-                Some((_, group)) if end <= group.start + TOGETHER => group.end = end.max(group.end),
-                _ => groups.push((place, start..end)),
-            }
-        }
-        groups
-    }
-
-    /// All bytes that the local header of an entry, its data and a descriptor can take.
-    pub fn space(&self, at: usize) -> Range<u64> {
-        const DESCRIPTOR: u64 = 24;
-        let most =
-            self.local_end(at).saturating_add(EXTRA_MAX + DESCRIPTOR).saturating_add(self.entries[at].compressed);
-        self.entries[at].header..self.next(at).min(most)
-    }
-
-    /// The end of the fixed part of a local header and of the name.
-    pub fn local_end(&self, at: usize) -> u64 {
-        let ZipEntry { header, name_len, .. } = self.entries[at];
-        header + LOCAL + u64::from(name_len)
-    }
-
-    /// The place of the data, if there is no other.
-    fn place(&self, at: usize, alignment: Option<u64>) -> Option<Range<u64>> {
-        let (start, end) = (self.local_end(at), self.next(at));
-        if start.checked_add(self.entries[at].compressed) == Some(end) {
-            return Some(start..end);
-        }
-        let (range, after) = self.by_torch(at, alignment?)?;
-        (after == end).then_some(range)
-    }
-
-    /// Where torch would have written the data of an entry, and what follows it. It aligns the data, and writes a
-    /// descriptor after it.
-    fn by_torch(&self, at: usize, alignment: u64) -> Option<(Range<u64>, u64)> {
-        // The header of the field for padding.
-        const FIELD: u64 = 4;
-        let ZipEntry { compressed, size, header, .. } = self.entries[at];
-        let max = u64::from(u32::MAX);
-        // 64-bit sizes take 16 bytes, a 64-bit offset takes 8.
-        let fields = if size >= max { 16 } else { 0 } + if header >= max { 8 } else { 0 };
-        let wide = if fields > 0 { FIELD + fields } else { 0 };
-        let start = (self.local_end(at) + FIELD + wide).checked_next_multiple_of(alignment)?;
-        let end = start.checked_add(compressed)?;
-        let descriptor = match compressed {
-            0 => 0,
-            _ if wide > 0 => 24,
-            _ => 16,
-        };
-        Some((start..end, end.checked_add(descriptor)?))
+        wanted.sort_unstable_by_key(|at| self.entries[*at].header);
+        let entries = wanted.iter().map(|at| &self.entries[*at]);
+        join_ranges(entries.map(|entry| entry.header..entry.local_end()), TOGETHER, TOGETHER)
     }
 
     /// Whether the local header of an entry is one that torch has written in an archive with this alignment.
     pub fn is_by_torch(&self, input: &HeaderInput, at: usize, alignment: u64) -> Result<bool, MissingRange> {
-        let Ok(range) = self.local_range(input, at)? else { return Ok(false) };
-        let mut extra = input.get(self.local_end(at)..range.start)?;
+        let range = match self.local_range(input, at) {
+            Ok(range) => range,
+            Err(error) => return error.fault().map(|_| false),
+        };
+        let entry = &self.entries[at];
+        let mut extra = input.get(entry.local_end()..range.start)?;
         let mut is_padded = false;
-        while let Some((field, rest)) = extra.split_at_checked(4 + usize::from(u16_at(extra, 2))) {
+        while let Some((field, rest)) = extra.split_at_checked(4 + number_at(extra, 2, 2) as usize) {
             is_padded |= field.starts_with(PADDING);
             extra = rest;
         }
-        Ok(is_padded && self.by_torch(at, alignment).is_some_and(|(expected, _)| expected == range))
+        Ok(is_padded && entry.by_torch(alignment).is_some_and(|(expected, _)| expected == range))
     }
 
-    /// The place of the data by the local header, or what is wrong with that.
-    pub fn local_range(&self, input: &HeaderInput, at: usize) -> Result<Result<Range<u64>, ZipFault>, MissingRange> {
-        let start = match self.local(input, at) {
-            Ok(local) => local.data,
-            Err(ZipError::Missing(missing)) => return Err(missing),
-            Err(ZipError::Fault(fault)) => return Ok(Err(fault)),
-        };
-        let (size, next) = (self.entries[at].compressed, self.next(at));
-        Ok(match start.checked_add(size).filter(|end| *end <= next) {
-            Some(end) => Ok(start..end),
-            None => {
-                let (name, end) = (self.name(at).to_owned(), start.saturating_add(size));
-                Err(ZipFault::Outside { name, size, end, next })
-            }
-        })
+    pub fn local_range(&self, input: &HeaderInput, at: usize) -> Result<Range<u64>, Error> {
+        let (_, start) = self.local(input, at)?;
+        let ZipEntry { compressed, next, .. } = self.entries[at];
+        let end = start.checked_add(compressed).filter(|end| *end <= next);
+        end.map(|end| start..end).ok_or_else(|| Error::Broken(format!("zip archive: {}", self.outside(at, start))))
     }
 
-    fn local(&self, input: &HeaderInput, at: usize) -> Result<LocalHeader, ZipError> {
+    /// The fault of an entry whose data begins at byte `start` and reaches into what follows.
+    fn outside(&self, at: usize, start: u64) -> String {
+        let ZipEntry { compressed, next, .. } = self.entries[at];
+        let (name, end) = (self.quoted(at), start.saturating_add(compressed));
+        format!("the {compressed} bytes of entry {name} end at byte {end}, but the next entry begins at byte {next}")
+    }
+
+    /// The fixed part of the local header of an entry, and the start of its data.
+    fn local<'i>(&self, input: &'i HeaderInput, at: usize) -> Result<(&'i [u8], u64), Error> {
         let header = self.entries[at].header;
         let fixed = input.get(header..header + LOCAL)?;
-        let fault = || ZipFault::Local { name: self.name(at).to_owned(), at: header };
         if fixed.len() < LOCAL as usize || !fixed.starts_with(MAGIC) {
-            return Err(fault().into());
+            return Err(Error::Broken(format!("zip archive: {}", no_local_header(self.name(at), header))));
         }
-        let (name, extra) = (u64::from(u16_at(fixed, 26)), u64::from(u16_at(fixed, 28)));
-        // A name of another length cannot be the same, and is not read.
-        let same = name == self.local_end(at) - header - LOCAL;
-        let text = if same { input.get(header + LOCAL..header + LOCAL + name)? } else { &[] };
-        Ok(LocalHeader {
-            name: if same { String::from_utf8_lossy(text).into_owned() } else { format!("a name of {name} bytes") },
-            flags: u16_at(fixed, 6),
-            method: u16_at(fixed, 8),
-            compressed: u32_at(fixed, 18),
-            size: u32_at(fixed, 22),
-            data: header + LOCAL + name + extra,
-        })
+        Ok((fixed, header + LOCAL + number_at(fixed, 26, 2) + number_at(fixed, 28, 2)))
     }
 
     /// Requires the local headers of these entries, neighbours together. Returns how many of the entries can be
@@ -436,146 +366,115 @@ impl ZipDirectory {
     pub fn require(&self, input: &HeaderInput, wanted: &mut [usize]) -> Result<usize, MissingRange> {
         let groups = self.groups(wanted);
         let count = groups.get(LOCAL_CHECKS_MAX).map_or(wanted.len(), |(first, _)| *first);
-        groups.into_iter().take(LOCAL_CHECKS_MAX).try_for_each(|(_, group)| input.get(group).map(drop))?;
+        input.require(groups.into_iter().take(LOCAL_CHECKS_MAX).map(|(_, group)| group))?;
         Ok(count)
     }
 
-    /// Compares the local header of an entry with the directory, and its data with the place `range`.
-    pub fn check_local(
-        &self,
-        input: &HeaderInput,
-        at: usize,
-        range: &Range<u64>,
-    ) -> Result<Option<ZipFault>, MissingRange> {
-        let local = match self.local(input, at) {
-            Ok(local) => local,
-            Err(ZipError::Missing(missing)) => return Err(missing),
-            Err(ZipError::Fault(fault)) => return Ok(Some(fault)),
+    /// Compares the local header of an entry with the directory, and its data with the place `range`. Fails with the
+    /// first difference.
+    pub fn check_local(&self, input: &HeaderInput, at: usize, range: &Range<u64>) -> Result<(), Error> {
+        let (fixed, data) = self.local(input, at)?;
+        let (entry, name) = (&self.entries[at], self.quoted(at));
+        let len = number_at(fixed, 26, 2);
+        // A name of another length cannot be the same, and is not read.
+        let local = match len == u64::from(entry.name_len) {
+            true => String::from_utf8_lossy(input.get(entry.header + LOCAL..entry.local_end())?),
+            false => format!("a name of {len} bytes").into(),
         };
-        let entry = &self.entries[at];
-        let name = || self.name(at).to_owned();
-        let differs = |what, local: u64, central: u64, unset: u64| {
-            (local != central && local != unset).then(|| ZipFault::Differs { name: name(), what, local, central })
-        };
-        if local.name != self.name(at) {
-            return Ok(Some(ZipFault::Renamed { name: name(), local: local.name }));
+        if local != self.name(at) {
+            let local = quote(&local);
+            return Err(Error::Broken(format!("zip archive: entry {name} is called {local} in its local header")));
         }
-        let unset = |size: u64| if entry.flags & 8 != 0 || size > u64::from(u32::MAX) { 0 } else { size };
-        let max = u64::from(u32::MAX);
-        let size = |what, local: u32, central: u64| {
-            let local = u64::from(local);
-            if local == max { None } else { differs(what, local, central, unset(central)) }
-        };
-        Ok(differs("method", local.method.into(), entry.method.into(), entry.method.into())
-            .or_else(|| differs("encryption", (local.flags & 1).into(), (entry.flags & 1).into(), u64::MAX))
-            .or_else(|| size("compressed size", local.compressed, entry.compressed))
-            .or_else(|| size("size", local.size, entry.size))
-            .or_else(|| differs("start of the data", local.data, range.start, u64::MAX)))
+        for (what, local, central, is_size) in [
+            ("method", number_at(fixed, 8, 2), entry.method.into(), false),
+            ("encryption", number_at(fixed, 6, 2) & 1, u64::from(entry.flags & 1), false),
+            ("compressed size", number_at(fixed, 18, 4), entry.compressed, true),
+            ("size", number_at(fixed, 22, 4), entry.size, true),
+            ("start of the data", data, range.start, false),
+        ] {
+            if local != central && !(is_size && entry.is_unset(local, central)) {
+                return Err(Error::Broken(format!(
+                    "zip archive: entry {name}: its {what} is {local} in the local header, and {central} in the directory"
+                )));
+            }
+        }
+        Ok(())
     }
 }
 
-/// The range of the directory, and the number of its entries.
-fn find_directory(input: &HeaderInput) -> Result<(Range<u64>, u64), ZipError> {
+/// The fault of an entry that has no local header at byte `at`.
+fn no_local_header(name: &str, at: u64) -> String {
+    format!("the local header of entry {} is not at byte {at}", quote(name))
+}
+
+struct DirectoryPlace {
+    /// In bytes from the start of the file.
+    range: Range<u64>,
+    count: u64,
+    /// The start of the archive, in bytes from the start of the file, if offsets count from there.
+    own_start: Option<u64>,
+}
+
+fn find_directory(input: &HeaderInput) -> Result<DirectoryPlace, Error> {
     let len = input.len();
     let tail_start = len.saturating_sub(TAIL);
     let tail = input.get(tail_start..len)?;
     // The last one counts, as in torch and Python, whatever the length of its comment is. A reader that takes another
     // one sees another archive.
-    let is_end = |at: usize| tail[at..].starts_with(b"PK\x05\x06");
-    let at = (0..(tail.len() + 1).saturating_sub(END as usize)).rev().find(|at| is_end(*at));
-    let at = at.ok_or(ZipFault::NoEnd { len })?;
+    let mut starts = (0..(tail.len() + 1).saturating_sub(END as usize)).rev();
+    let Some(at) = starts.find(|at| tail[*at..].starts_with(b"PK\x05\x06")) else {
+        return Err(Error::Broken(format!(
+            "no directory in the last {TAIL} bytes of {len}: the file is truncated (did a download stop?)"
+        )));
+    };
     let end = &tail[at..];
     let mut end_at = tail_start + at as u64;
-    let comment_end = end_at + END + u64::from(u16_at(end, 20));
+    let comment_end = end_at + END + number_at(end, 20, 2);
     if comment_end != len {
-        return Err(ZipFault::End { end: comment_end, len }.into());
+        return Err(Error::Broken(format!(
+            "its last record says that it ends at byte {comment_end}, but the file ends at byte {len}, so that programs \
+             differ in what they read (create the file again)"
+        )));
     }
-    let (mut count, mut size, mut offset) =
-        (u64::from(u16_at(end, 10)), u64::from(u32_at(end, 12)), u64::from(u32_at(end, 16)));
-    let mut parts = [u16_at(end, 4), u16_at(end, 6)].iter().any(|part| ![0, u16::MAX].contains(part));
+    let (mut count, mut size, mut offset) = (number_at(end, 10, 2), number_at(end, 12, 4), number_at(end, 16, 4));
+    let mut is_part = [4, 6].iter().any(|at| ![0, u16::MAX.into()].contains(&number_at(end, *at, 2)));
     let locator_at = end_at.saturating_sub(LOCATOR);
     let locator = input.get(locator_at..end_at)?;
     if locator.starts_with(b"PK\x06\x07") {
-        let end64_at = u64_at(locator, 8);
+        let end64_at = number_at(locator, 8, 8);
         let end64 = input.get(end64_at..end64_at.saturating_add(END64).min(locator_at.max(end64_at)))?;
         if !end64.starts_with(b"PK\x06\x06") || end64.len() < END64 as usize {
             // The offsets of an archive count from its own start.
-            let own = input.get(locator_at.saturating_sub(END64)..locator_at)?;
-            if own.starts_with(b"PK\x06\x06") {
-                let at = locator_at.saturating_sub(END64).saturating_sub(end64_at);
-                return Err(ZipFault::Several { at }.into());
+            let own_at = locator_at.saturating_sub(END64);
+            if input.get(own_at..locator_at)?.starts_with(b"PK\x06\x06") {
+                return Ok(DirectoryPlace { range: 0..0, count: 0, own_start: Some(own_at.saturating_sub(end64_at)) });
             }
-            return Err(ZipFault::Signature { at: end64_at, what: "64-bit end record" }.into());
+            return Err(Error::Broken(format!("the record at byte {end64_at} is not a 64-bit end record")));
         }
-        parts = u32_at(end64, 16) != 0 || u32_at(end64, 20) != 0;
-        (count, size, offset) = (u64_at(end64, 32), u64_at(end64, 40), u64_at(end64, 48));
+        is_part = number_at(end64, 16, 8) != 0;
+        (count, size, offset) = (number_at(end64, 32, 8), number_at(end64, 40, 8), number_at(end64, 48, 8));
         end_at = end64_at;
     }
-    if parts {
-        return Err(ZipFault::Parts.into());
+    if is_part {
+        return Err(Error::Broken("it is one of several parts, which are not supported".to_owned()));
     }
-    if offset.checked_add(size) != Some(end_at) {
-        // Offsets count from the start of an archive, which may begin behind another one.
-        let own = end_at.checked_sub(size).and_then(|start| start.checked_sub(offset));
-        return Err(match own {
-            Some(at) if is_entry(input, at)? => ZipFault::Several { at }.into(),
-            _ => ZipFault::Place { offset, size, end: end_at }.into(),
-        });
+    if offset.checked_add(size) == Some(end_at) {
+        return Ok(DirectoryPlace { range: offset..end_at, count, own_start: None });
     }
-    if size > DIRECTORY_MAX {
-        return Err(ZipFault::TooLong { size }.into());
+    // Offsets count from the start of an archive, which may begin behind another one.
+    let own_start = end_at.checked_sub(size).and_then(|start| start.checked_sub(offset));
+    match own_start {
+        Some(at) if is_entry(input, at)? => Ok(DirectoryPlace { range: 0..0, count, own_start }),
+        _ => Err(Error::Broken(format!(
+            "the directory of {size} bytes should begin at byte {offset} and end at byte {end_at}, where the end record is"
+        ))),
     }
-    Ok((offset..end_at, count))
-}
-
-/// Reads an entry of the directory. Also returns its length.
-fn entry(bytes: &[u8], number: usize, names: &mut String) -> Result<(ZipEntry, usize), ZipFault> {
-    let cut = || ZipFault::Cut { number };
-    if bytes.len() < CENTRAL || !bytes.starts_with(b"PK\x01\x02") {
-        return Err(cut());
-    }
-    let (name_len, extra_len) = (usize::from(u16_at(bytes, 28)), usize::from(u16_at(bytes, 30)));
-    let len = CENTRAL + name_len + extra_len + usize::from(u16_at(bytes, 32));
-    if len > bytes.len() {
-        return Err(cut());
-    }
-    let name = &bytes[CENTRAL..CENTRAL + name_len];
-    let mut extra = &bytes[CENTRAL + name_len..CENTRAL + name_len + extra_len];
-    let (mut compressed, mut size) = (u64::from(u32_at(bytes, 20)), u64::from(u32_at(bytes, 24)));
-    let mut header = u64::from(u32_at(bytes, 42));
-    let start = names.len() as u32;
-    names.push_str(&String::from_utf8_lossy(name));
-    let text = |names: &String| names[start as usize..].to_owned();
-    let mut wide: &[u8] = &[];
-    while extra.len() >= 4 {
-        let (id, len) = (u16_at(extra, 0), usize::from(u16_at(extra, 2)));
-        let field = extra.get(4..4 + len).ok_or_else(cut)?;
-        if id == 1 {
-            wide = field;
-        }
-        extra = &extra[4 + len..];
-    }
-    for number in [&mut size, &mut compressed, &mut header] {
-        if *number == u64::from(u32::MAX) {
-            if wide.len() < 8 {
-                return Err(ZipFault::NoField { name: text(names) });
-            }
-            *number = u64_at(wide, 0);
-            wide = &wide[8..];
-        }
-    }
-    if header > i64::MAX as u64 {
-        return Err(ZipFault::Local { name: text(names), at: header });
-    }
-    let name = start..names.len() as u32;
-    let (flags, method) = (u16_at(bytes, 8), u16_at(bytes, 10));
-    Ok((ZipEntry { name, name_len: name_len as u16, flags, method, compressed, size, header }, len))
 }
 
 /// The name in the local header at the beginning of a file, for an archive without a directory.
 pub fn first_name(input: &HeaderInput) -> Result<String, MissingRange> {
     let fixed = input.get(0..LOCAL)?;
-    let name = input.get(LOCAL..LOCAL + u64::from(u16_at(fixed, 26)))?;
+    let name = input.get(LOCAL..LOCAL + number_at(fixed, 26, 2))?;
     Ok(String::from_utf8_lossy(name).into_owned())
 }
 
@@ -632,7 +531,7 @@ pub(super) mod tests {
         with_directory(out, &directory, entries.len())
     }
 
-    fn read(file: &[u8]) -> Result<Vec<Range<u64>>, ZipError> {
+    fn read(file: &[u8]) -> Result<Vec<Range<u64>>, Error> {
         let input = HeaderInput::with_prefix(file.len() as u64, file.to_vec());
         let directory = ZipDirectory::read(&input)?;
         directory.check_names()?;
@@ -640,9 +539,7 @@ pub(super) mod tests {
         all.iter().try_for_each(|at| directory.check_stored(*at))?;
         let ranges = directory.ranges(&input, &all, None)?.into_iter().collect::<Result<Vec<_>, _>>()?;
         for (at, range) in all.iter().zip(&ranges) {
-            if let Some(fault) = directory.check_local(&input, *at, range)? {
-                return Err(fault.into());
-            }
+            directory.check_local(&input, *at, range)?;
         }
         Ok(ranges)
     }
@@ -694,7 +591,7 @@ pub(super) mod tests {
             let tail = file.len() - TAIL as usize;
             input.add(tail as u64, file[tail..].to_vec());
             let directory = ZipDirectory::read(&input).unwrap();
-            let first = directory.local_end(0) + (1 << 16);
+            let first = directory.entry(0).local_end() + (1 << 16);
             input.add(0, file[..file.len().min(first as usize)].to_vec());
             assert!(directory.is_by_torch(&input, 0, alignment).unwrap());
             // Another alignment does not fit.
@@ -702,7 +599,7 @@ pub(super) mod tests {
             let mut input = HeaderInput::new(file.len() as u64);
             input.add(tail as u64, file[tail..].to_vec());
             let found = directory.ranges(&input, &[1, 2, 3], Some(alignment)).unwrap();
-            assert!(matches!(directory.ranges(&input, &[1, 2, 3], None), Err(ZipError::Missing(_))));
+            assert!(matches!(directory.ranges(&input, &[1, 2, 3], None), Err(Error::Missing(_))));
             for (range, expected) in found.into_iter().zip([&data[..], b"", &data]) {
                 let range = range.unwrap();
                 assert!(range.start % alignment == 0);

@@ -7,7 +7,6 @@ use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::time::SystemTime;
 
-/// An inode number.
 pub type Ino = u64;
 
 /// The inode number of the root, fixed by FUSE.
@@ -33,9 +32,7 @@ pub(super) const DOTS: u64 = 2;
 /// Attributes that all files of a model share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileOwner {
-    /// Numeric owner.
     pub uid: u32,
-    /// Numeric group.
     pub gid: u32,
     /// Permission bits of files. Directories also have the execute bit for everyone who may read.
     pub perm: u16,
@@ -46,9 +43,7 @@ pub struct FileOwner {
 /// Overrides for the owner and permissions of the sources.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ownership {
-    /// Numeric owner of all files.
     pub uid: Option<u32>,
-    /// Numeric group of all files.
     pub gid: Option<u32>,
     /// Permission bits that are cleared on all files.
     pub umask: u16,
@@ -93,35 +88,24 @@ impl FileOwner {
     }
 }
 
-/// The type of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
-    /// A directory.
     Dir,
-    /// A regular file.
     File,
-    /// A symbolic link.
     Link,
 }
 
-/// Attributes of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attr {
-    /// Inode number.
     pub ino: Ino,
-    /// Type of the inode.
     pub kind: FileKind,
     /// Size in bytes.
     pub size: u64,
     /// Space used, in units of [`SECTOR`].
     pub blocks: u64,
-    /// Link count.
     pub nlink: u32,
-    /// Permission bits.
     pub perm: u16,
-    /// Numeric owner.
     pub uid: u32,
-    /// Numeric group.
     pub gid: u32,
     /// The value of all timestamps.
     pub mtime: SystemTime,
@@ -130,11 +114,8 @@ pub struct Attr {
 /// An entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dentry<'a> {
-    /// Inode number.
     pub ino: Ino,
-    /// Type of the inode.
     pub kind: FileKind,
-    /// File name.
     pub name: Cow<'a, OsStr>,
     /// The offset at which a listing continues after this entry.
     pub next: u64,
@@ -143,13 +124,12 @@ pub struct Dentry<'a> {
 impl Dentry<'_> {
     /// Passes `.` and `..` to `add` if they come after `offset`. Returns true if `add` had no room for them.
     pub(super) fn dots(ino: Ino, parent: Ino, offset: u64, add: &mut impl FnMut(Self) -> bool) -> bool {
-        let dots = [(ino, "."), (parent, "..")].into_iter().zip(1..).skip(offset.min(DOTS) as usize);
-        let dentry = |((ino, name), next)| Dentry { ino, kind: FileKind::Dir, name: OsStr::new(name).into(), next };
-        dots.map(dentry).any(add)
+        [(ino, ".", 1), (parent, "..", 2)].into_iter().any(|(ino, name, next)| {
+            next > offset && add(Dentry { ino, kind: FileKind::Dir, name: OsStr::new(name).into(), next })
+        })
     }
 }
 
-/// The result of `statfs(2)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statfs {
     /// Size of the model's files, in units of [`SECTOR`].
@@ -161,31 +141,24 @@ pub struct Statfs {
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The name or inode does not exist.
     #[error("no such file or directory")]
     NoEntry,
-    /// The operation needs a directory.
     #[error("not a directory")]
     NotADirectory,
-    /// The operation needs a file.
     #[error("a directory")]
     IsADirectory,
-    /// The file has no attribute of that name.
     #[error("no such attribute")]
     NoAttribute,
-    /// The operation needs a symbolic link.
     #[error("not a symbolic link")]
     NotALink,
+    /// The inode belongs to a tree that was replaced, and that no open file uses any more.
+    #[error("the tree was replaced since this file was looked up")]
+    Stale,
     /// A model in a folder cannot be opened at present.
     #[error(transparent)]
     Model(#[from] model::Error),
-    /// A model in a folder has changed since it was listed.
     #[error("{model}: changed since its folder was listed; mount it again")]
-    Changed {
-        /// The model.
-        model: String,
-    },
-    /// The content of a file cannot be read.
+    Changed { model: String },
     #[error(transparent)]
     Content(#[from] content::Error),
 }
@@ -196,7 +169,7 @@ impl Error {
         self.waits_for().is_some()
     }
 
-    /// What the operation has to wait for, if it failed only because its request must not wait for that.
+    /// The wait that the operation needs, if it failed only because its request does not allow that wait.
     pub fn waits_for(&self) -> Option<WaitFor> {
         match self {
             Self::Content(content::Error::WouldBlock(wait)) => Some(*wait),

@@ -3,8 +3,8 @@
 use super::attr::{Attr, DOTS, Dentry, Error, FileKind, FileOwner, Ino, Ownership, ROOT, SECTOR, Statfs};
 use super::ino;
 use super::volume::{self, ModelVolume};
-use crate::content::{Content, Data, Extent, GeneratedBytes, ReadRequest, ResultId, Segment, WaitFor, WaitResource};
-use crate::model::{self, Catalog, CatalogFolder, FolderId, FolderItem, ModelId, ModelRefusal};
+use crate::content::{self, Content, GeneratedBytes, ReadRequest, ResultId, Segment, TakeRun, WaitFor, WaitResource};
+use crate::model::{self, Catalog, CatalogFolder, FolderId, FolderItem, ModelId};
 use crate::source::{self, Location, Source};
 use crate::text::message;
 use crate::threads;
@@ -113,9 +113,9 @@ impl CatalogFolders {
         let opened = model::open_in(&self.catalog, model)?;
         if opened.stat().map(|stat| self.ownership.of(stat)) != Some(*owner) {
             // The tree would keep the permissions of the old model, which may admit users who may not read the new one.
-            return Err(Error::Changed { model: opened.location().to_string() });
+            return Err(Error::Changed { model: opened.location.to_string() });
         }
-        opened.report_mount(opened.location());
+        opened.report_mount(&opened.location);
         let (number, up) = (tree(model), folder_ino(self.catalog.home(model)));
         let volume = ModelVolume::new(opened, self.shown.clone(), *owner, self.results.clone(), number, up);
         Ok(slot.volume.get_or_init(|| volume))
@@ -133,7 +133,7 @@ impl CatalogFolders {
         }
     }
 
-    /// What a request has to wait for before it reads the header of a model. The scheduler lets one request at a time
+    /// The wait of a request that reads the header of a model. The scheduler lets one request at a time
     /// read it.
     fn opening(&self, model: ModelId) -> WaitFor {
         let key = ResultId { model: model.into(), kind: ResultId::MODEL, item: 0 };
@@ -157,17 +157,15 @@ impl CatalogFolders {
             },
             Err(error) if error.is_transient() => return Err(error.into()),
             Err(error) => {
-                // The log is for the user who mounts, who may read everything.
-                log::warn!("{}", message(&error.to_string()));
-                let ModelRefusal { message: reason, stat } = ModelRefusal::new(&self.catalog, model, &error);
-                let owner = stat.map(|stat| self.ownership.of(stat));
-                HeaderVerdict::Broken(message(&reason), owner.map_or_else(|| self.owner(self.catalog.home(model)), Ok)?)
+                let reason = message(&error.to_string());
+                log::warn!("{reason}");
+                let owner = model::refused_stat(&self.catalog, model).map(|stat| self.ownership.of(stat));
+                HeaderVerdict::Broken(reason, owner.map_or_else(|| self.owner(self.catalog.home(model)), Ok)?)
             }
         };
         Ok(slot.verdict.get_or_init(|| verdict))
     }
 
-    /// Attributes of the root of a model.
     pub fn model_attr(&self, model: ModelId, request: &ReadRequest) -> Result<Attr, Error> {
         match self.check(model, request)? {
             HeaderVerdict::Sound(owner) => Ok(owner.dir(volume::root(tree(model)))),
@@ -231,8 +229,8 @@ impl CatalogFolders {
                 missing = missing.and(Err(error.into()));
                 continue;
             }
-            let there = |model: &&ModelId| self.catalog.device(**model) == device;
-            let models: Vec<ModelId> = models.iter().filter(there).copied().collect();
+            let mut models = models.clone();
+            models.retain(|model| self.catalog.device(*model) == device);
             threads::map_parallel(models.len(), |at| self.check(models[at], &ReadRequest::WAIT).is_ok());
         }
         if offset == 0 {
@@ -300,31 +298,18 @@ impl CatalogFolders {
     /// The content of a file that is not a model. It is opened when it is read.
     fn other(&self, number: usize, len: u64) -> Content {
         let (opened, location) = (self.others[number].clone(), self.catalog.links()[number].clone());
-        let write = move |range: Range<u64>, request: &ReadRequest, out: &mut Vec<u8>| {
-            let source = match opened.get() {
-                Some(source) => source,
-                None => {
-                    request.wait(WaitFor { need: WaitResource::Device(source::device_at(&location)), key: None })?;
-                    let source = source::open_local(&location)?;
-                    opened.get_or_init(|| source)
-                }
-            };
-            let extent = Extent { source: source.clone(), range: 0..source.len() };
-            let bytes = Content::new([Segment::Data(Data::Extent(extent))]).read(range.clone(), request)?;
-            // The size that the listing gave is not that of the file.
-            if bytes.len() as u64 != range.end - range.start {
-                return Err(source::Error::OutOfRange { range, len: source.len() }.into());
-            }
-            out.extend_from_slice(&bytes);
-            Ok(())
-        };
-        Content::new([Segment::Generated(GeneratedBytes::new(len, write))])
+        Content::generated(OtherFile { opened, location, len })
     }
 
     pub fn readlink(&self, ino: Ino) -> Result<&[u8], Error> {
         let FolderNode::Link(link) = self.node(ino)? else { return Err(Error::NotALink) };
         let path = self.catalog.links()[link].path().ok_or(Error::NotALink)?;
         Ok(path.as_os_str().as_bytes())
+    }
+
+    /// Number of trees: one for the folders, and one for each model.
+    pub fn trees(&self) -> u32 {
+        self.models.len() as u32 + 1
     }
 
     /// See [`super::Superblock::version`].
@@ -385,6 +370,51 @@ impl CatalogFolders {
             _ => None,
         };
         found.ok_or(Error::NoEntry)
+    }
+}
+
+/// The bytes of a file that is not a model.
+struct OtherFile {
+    opened: Arc<OnceLock<Arc<dyn Source>>>,
+    location: Location,
+    /// The size that the listing gave.
+    len: u64,
+}
+
+impl OtherFile {
+    fn source(&self, request: &ReadRequest) -> Result<&Arc<dyn Source>, content::Error> {
+        if let Some(source) = self.opened.get() {
+            return Ok(source);
+        }
+        request.wait(WaitFor { need: WaitResource::Device(source::device_at(&self.location)), key: None })?;
+        let source = source::open_local(&self.location)?;
+        Ok(self.opened.get_or_init(|| source))
+    }
+}
+
+impl GeneratedBytes for OtherFile {
+    fn nbytes(&self) -> u64 {
+        self.len
+    }
+
+    fn fill(&self, buf: &mut [u8], offset: u64, request: &ReadRequest) -> Result<(), content::Error> {
+        let source = self.source(request)?;
+        let range = offset..offset + buf.len() as u64;
+        // The file may have another size.
+        if range.end > source.len() {
+            return Err(source::Error::OutOfRange { range, len: source.len() }.into());
+        }
+        let mut bytes = Vec::new();
+        Content::from(Segment::extent(source, 0..source.len())).copy(range, request, &mut bytes)?;
+        buf.copy_from_slice(&bytes);
+        Ok(())
+    }
+
+    fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) -> Result<(), content::Error> {
+        match self.opened.get() {
+            Some(source) if part.end <= source.len() => take(&**source, part.clone()),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -3,13 +3,17 @@
 //! From the highest bit: 24 bits for the tree, 8 bits for the kind and 32 bits for a number within the kind. If one
 //! model is mounted, it is tree 0. If a directory of models is mounted, the folders are tree 0 and the models are the
 //! trees from 1 on. In the tree of a model, kinds 64 to 127 are the directories of views in `shards/FILE/`, and kinds
-//! 128 to 191 are the files of views, by the number in the row of the view.
+//! 128 to 191 are the files of views, by the index of the row of the view.
 
 use super::attr::{Ino, ROOT};
 use crate::model::ShardId;
 use crate::view::View;
 
 const TREE_SHIFT: u32 = 40;
+
+/// Number of tree numbers.
+pub(super) const TREES_MAX: u32 = 1 << (u64::BITS - TREE_SHIFT);
+
 const KIND_SHIFT: u32 = 32;
 
 // The kind of the root, whose inode number is fixed by FUSE.
@@ -30,6 +34,12 @@ pub(super) fn split_ino(ino: Ino) -> (u32, Ino) {
 /// The complete inode number of an inode number within a tree.
 pub(super) fn join(tree: u32, ino: Ino) -> Ino {
     Ino::from(tree) << TREE_SHIFT | ino
+}
+
+/// An inode number whose tree number is increased by `trees`.
+pub(super) fn shift(ino: Ino, trees: u32) -> Ino {
+    let (tree, local) = split_ino(ino);
+    join(tree + trees, local)
 }
 
 /// An inode number within a tree, from kind and number.
@@ -64,7 +74,6 @@ pub(super) enum Inode {
     File(View, u32),
 }
 
-/// A directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InodeDir {
     Root,
@@ -76,6 +85,16 @@ pub(super) enum InodeDir {
     Node(View, NodeId),
 }
 
+impl InodeDir {
+    /// The shard whose directory it is, or in whose directory it is.
+    pub fn shard(self) -> Option<ShardId> {
+        match self {
+            Self::Shard(shard) | Self::View(_, Some(shard)) => Some(shard),
+            Self::Root | Self::View(_, None) | Self::Node(..) => None,
+        }
+    }
+}
+
 impl Inode {
     pub fn ino(self) -> Ino {
         match self {
@@ -83,9 +102,9 @@ impl Inode {
             Self::Dir(InodeDir::Node(View::SAMPLES, node)) => pack(SAMPLES, node.0),
             Self::Dir(InodeDir::Node(_, node)) => pack(NODES, node.0),
             Self::Dir(InodeDir::Shard(shard)) => pack(SHARDS, shard.into()),
-            Self::Dir(InodeDir::View(view, None)) => pack(VIEWS, view.row().number.into()),
-            Self::Dir(InodeDir::View(view, Some(shard))) => pack(SHARD_VIEWS + view.row().number, shard.into()),
-            Self::File(view, number) => pack(FILES + view.row().number, number),
+            Self::Dir(InodeDir::View(view, None)) => pack(VIEWS, view.index().into()),
+            Self::Dir(InodeDir::View(view, Some(shard))) => pack(SHARD_VIEWS + view.index(), shard.into()),
+            Self::File(view, number) => pack(FILES + view.index(), number),
         }
     }
 
@@ -97,12 +116,12 @@ impl Inode {
             NODES => Self::Dir(InodeDir::Node(View::TREE, NodeId(number))),
             SAMPLES => Self::Dir(InodeDir::Node(View::SAMPLES, NodeId(number))),
             SHARDS => Self::Dir(InodeDir::Shard(number.into())),
-            VIEWS => Self::Dir(InodeDir::View(View::of_number(number as usize)?, None)),
+            VIEWS => Self::Dir(InodeDir::View(View::at(number)?, None)),
             SHARD_VIEWS..FILES => {
-                let view = View::of_number(usize::from(kind - SHARD_VIEWS))?;
+                let view = View::at((kind - SHARD_VIEWS).into())?;
                 Self::Dir(InodeDir::View(view, Some(number.into())))
             }
-            FILES..KINDS_END => Self::File(View::of_number(usize::from(kind - FILES))?, number),
+            FILES..KINDS_END => Self::File(View::at((kind - FILES).into())?, number),
             _ => return None,
         })
     }

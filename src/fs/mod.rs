@@ -3,6 +3,7 @@
 mod attr;
 mod counter;
 mod folders;
+mod generations;
 mod ino;
 mod parked;
 mod path;
@@ -16,6 +17,7 @@ pub use attr::{
     Attr, BLOCK_SIZE, DIR_BLOCK_SIZE, Dentry, Error, FileKind, FileOwner, Ino, NAME_MAX, Ownership, ROOT, SECTOR,
     Statfs,
 };
+pub use generations::{MountedTree, TreeGeneration, TreeGenerations};
 pub use parked::{ReplySlot, RequestOperation, WaitingClient, serve_request};
 pub use superblock::{SERVED, Superblock, TRAFFIC};
 pub use volume::TensorFile;

@@ -7,16 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An operation that answers a request of a client. `C` is what all operations of a server share.
 pub trait RequestOperation<C>: Send + Sync {
-    /// The way to the client.
     type Reply: Send;
-    /// The result.
     type Output;
 
     /// Runs the operation. It fails if it has to wait and `request` does not allow that, and then runs again. Only
     /// lists are written to `reply` by parts, all other results by [`RequestOperation::answer`].
     fn run(&self, context: &C, request: &ReadRequest, reply: &ReplySlot<Self::Reply>) -> Result<Self::Output, Error>;
 
-    /// Sends the result to the client.
     fn answer(&self, context: &Arc<C>, result: Result<Self::Output, Error>, reply: Self::Reply);
 }
 

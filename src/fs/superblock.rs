@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub struct Superblock {
     root: FsRoot,
     traffic: Option<TrafficWriter>,
-    served: ShardedCounter,
+    served: Arc<ShardedCounter>,
 }
 
 /// The extended attribute of the root of a mount with a remote source: what was read and fetched so far, as JSON.
@@ -62,12 +62,25 @@ impl Superblock {
             }
             OpenedModel::Catalog(catalog) => FsRoot::Folders(CatalogFolders::new(*catalog, shown, ownership).into()),
         };
-        Some(Self { root, traffic: None, served: ShardedCounter::default() })
+        Some(Self { root, traffic: None, served: Arc::default() })
     }
 
     /// Adds the attribute [`TRAFFIC`], with the values that `traffic` returns.
     pub fn with_traffic(self, traffic: impl Fn() -> String + Send + Sync + 'static) -> Self {
         Self { traffic: Some(TrafficWriter(Box::new(traffic))), ..self }
+    }
+
+    /// Continues the count of [`SERVED`] of the tree that this one replaces.
+    pub(super) fn continue_counts_of(&mut self, replaced: &Self) {
+        self.served = replaced.served.clone();
+    }
+
+    /// Number of trees with inode numbers of their own.
+    pub(super) fn trees(&self) -> u32 {
+        match &self.root {
+            FsRoot::Volume(_) => 1,
+            FsRoot::Folders(folders) => folders.trees(),
+        }
     }
 
     /// Adds to the number of bytes in [`SERVED`].
@@ -134,7 +147,6 @@ impl Superblock {
         }
     }
 
-    /// The target of a symbolic link.
     pub fn readlink(&self, ino: Ino) -> Result<&[u8], Error> {
         match self.tree(ino, &ReadRequest::NOWAIT)? {
             (InodeTree::Volume(_), _) => Err(Error::NotALink),
@@ -142,7 +154,6 @@ impl Superblock {
         }
     }
 
-    /// The value of an extended attribute.
     pub fn getxattr(&self, ino: Ino, name: &[u8], request: &ReadRequest) -> Result<Vec<u8>, Error> {
         if ino == ROOT && name == TRAFFIC.as_bytes() {
             return self.traffic.as_ref().map(|traffic| (traffic.0)().into_bytes()).ok_or(Error::NoAttribute);

@@ -5,7 +5,7 @@ use crate::content::{Error as ContentError, ReadRequest, WaitFor, WaitResource};
 use crate::format::ParseMode;
 use crate::model::{self, Model, OpenedModel};
 use crate::name;
-use crate::source::{self, Bytes, Location, MemorySource, Source, SourceStat};
+use crate::source::{self, Bytes, Location, MemorySource, Source, SourceInfo, SourceStat};
 use crate::view::{self, ShownViews};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -284,7 +284,7 @@ fn only_selected_views_are_shown() {
 #[derive(Debug)]
 struct Fake {
     memory: MemorySource,
-    stat: SourceStat,
+    info: SourceInfo,
     is_slow: bool,
 }
 
@@ -295,28 +295,23 @@ impl Fake {
         let header = format!("{{{}}}", entries.join(","));
         let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
         let stat = SourceStat { uid: 5, gid: 6, mode: 0o644, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) };
-        Self { memory: MemorySource::new(file), stat, is_slow: false }
+        let info = SourceInfo { stat, ..SourceInfo::anonymous(file.len() as u64) };
+        Self { memory: MemorySource::new(file), info, is_slow: false }
     }
 }
 
 impl Source for Fake {
-    fn len(&self) -> u64 {
-        self.memory.len()
+    fn info(&self) -> &SourceInfo {
+        &self.info
     }
     fn bytes(&self, range: Range<u64>) -> Result<Bytes, source::Error> {
         self.memory.bytes(range)
     }
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), source::Error> {
-        self.memory.read_exact_at(buf, offset)
-    }
-    fn verify(&self) -> Result<(), source::Error> {
-        Ok(())
+    fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), source::Error> {
+        self.memory.read_runs_at(buf, len, offset, step)
     }
     fn may_block(&self, _: &Range<u64>) -> bool {
         self.is_slow
-    }
-    fn stat(&self) -> SourceStat {
-        self.stat
     }
 }
 
@@ -324,7 +319,7 @@ impl Source for Fake {
 fn permissions_follow_source() {
     for (mode, file, dir) in [(0o644, 0o444, 0o555), (0o600, 0o400, 0o500), (0o4750, 0o440, 0o550), (0o222, 0, 0)] {
         let mut source = Fake::new(&["a"]);
-        source.stat.mode = mode;
+        source.info.stat.mode = mode;
         let superblock = mount(source, ShownViews::default());
         let root = superblock.attr(ROOT).unwrap();
         assert_eq!((root.perm, root.uid, root.gid), (dir, 5, 6));
@@ -465,4 +460,64 @@ fn oversized_xattrs_are_left_out() {
             assert!(value.len() <= 65_536, "{attribute}");
         }
     }
+}
+
+/// A tree with one tensor `w` of these bytes.
+fn tree_of(bytes: &[u8]) -> Superblock {
+    let header = format!(r#"{{"w":{{"dtype":"U8","shape":[{0}],"data_offsets":[0,{0}]}}}}"#, bytes.len());
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), bytes].concat();
+    mount(MemorySource::new(file), ShownViews::default())
+}
+
+/// The inode number in the mount of `tensors/w`.
+fn mounted_w(mounted: &MountedTree) -> Ino {
+    let generations = mounted.generations();
+    let tree = generations.current();
+    tree.mounted_ino(tree.resolve(b"tensors/w", &ReadRequest::WAIT).unwrap().ino)
+}
+
+fn read_mounted(mounted: &MountedTree, ino: Ino) -> Result<Vec<u8>, Error> {
+    let generations = mounted.generations();
+    let (tree, ino) = generations.find(ino)?;
+    tree.read(ino, 0..u64::MAX)
+}
+
+#[test]
+fn a_replaced_tree_serves_its_open_files_and_nothing_else() {
+    let mounted = MountedTree::replaceable(tree_of(b"one"));
+    let one = mounted_w(&mounted);
+    mounted.opened(one).unwrap();
+    mounted.replace(tree_of(b"two")).unwrap();
+    let two = mounted_w(&mounted);
+    assert_ne!(one, two);
+    assert_eq!(read_mounted(&mounted, one).unwrap(), b"one");
+    assert_eq!(read_mounted(&mounted, two).unwrap(), b"two");
+    assert!(matches!(mounted.opened(one), Err(Error::Stale)));
+    assert!(matches!(mounted.generations().find_current(one), Err(Error::Stale)));
+    // A tree without open files is dropped when it is replaced, and one with open files when the last one is closed.
+    mounted.replace(tree_of(b"three")).unwrap();
+    assert!(matches!(read_mounted(&mounted, two), Err(Error::Stale)));
+    assert_eq!(mounted.len_in_use(), 2);
+    mounted.closed(one);
+    assert!(matches!(read_mounted(&mounted, one), Err(Error::Stale)));
+    assert_eq!(mounted.len_in_use(), 1);
+    assert_eq!(read_mounted(&mounted, mounted_w(&mounted)).unwrap(), b"three");
+}
+
+#[test]
+fn inode_numbers_are_reused_only_when_no_tree_in_use_has_them() {
+    let mounted = MountedTree::replaceable(tree_of(b"first"));
+    let first = mounted_w(&mounted);
+    mounted.opened(first).unwrap();
+    let limit = ino::TREES_MAX;
+    // The current tree ends at the limit, so that numbering starts again; number 0 is in use.
+    mounted.replace_at(tree_of(b"last"), limit - 1..limit);
+    let last = mounted_w(&mounted);
+    mounted.replace(tree_of(b"next")).unwrap();
+    let next = mounted_w(&mounted);
+    assert!(first != next && last != next);
+    assert_eq!(read_mounted(&mounted, first).unwrap(), b"first");
+    assert_eq!(read_mounted(&mounted, next).unwrap(), b"next");
+    // Numbers of the generation count on, so the kernel can tell them apart.
+    assert_eq!(mounted.generations().current().number(), 2);
 }

@@ -33,7 +33,7 @@ pub(super) enum NameSplit {
 impl NameSplit {
     /// The separator of the names of a model in the directory of a view.
     pub fn of(view: View, model: &Model) -> Self {
-        match model.separator().filter(|_| view == View::SAMPLES) {
+        match model.facts.separator.as_deref().filter(|_| view == View::SAMPLES) {
             Some(separator) => Self::Last(separator.into()),
             None => Self::Dots,
         }
@@ -142,11 +142,6 @@ impl TensorTree {
     pub fn lookup(&self, model: &Model, node: Option<NodeId>, encoded: &str) -> Option<Inode> {
         let node = node.map(NodeId::number);
         let (range, depth) = self.range(model, node);
-        let find = |component: &str| {
-            let compare = |at: &usize| compare_components(self.component(model, *at, depth), component);
-            let first = partition_point(range.clone(), |at| compare(&at) == Ordering::Less);
-            (first < range.end && compare(&first) == Ordering::Equal).then_some(first)
-        };
         // `a%` is the tensor `a` if a directory `a` exists too. The only encoded name that ends in `%` is that of the
         // empty name.
         let (encoded, marked) = match encoded.strip_suffix('%') {
@@ -154,7 +149,13 @@ impl TensorTree {
             _ => (encoded, false),
         };
         let at = match name::decode_name(encoded) {
-            Some(component) => find(&component)?,
+            Some(component) => {
+                let first = partition_point(range.clone(), |at| {
+                    compare_components(self.component(model, at, depth), &component) == Ordering::Less
+                });
+                let is_found = first < range.end && self.component(model, first, depth) == component;
+                is_found.then_some(first)?
+            }
             None if name::is_cut(encoded) => {
                 *self.cut.get_or_init(|| self.cut_names(model)).get(&(node, encoded.to_owned()))?
             }
@@ -254,12 +255,11 @@ impl TensorTree {
     fn node(&self, model: &Model, at: usize, depth: usize) -> u32 {
         let mut first = at;
         if self.shared(model, at) >= depth {
-            let compare =
-                |other: usize| self.split.compare_prefixes(self.name(model, other), self.name(model, at), depth);
             // A tensor whose whole name is the prefix comes before the directory and is not part of it.
-            first = partition_point(0..at, |other| {
-                compare(other) == Ordering::Less
-                    || self.dirs_of(model, other) < depth && compare(other) == Ordering::Equal
+            first = partition_point(0..at, |other| match self.compare_prefixes(model, other, at, depth) {
+                Ordering::Less => true,
+                Ordering::Equal => self.dirs_of(model, other) < depth,
+                Ordering::Greater => false,
             });
         }
         self.entered[first] + (depth - self.shared(model, first) - 1) as u32
@@ -285,15 +285,18 @@ impl TensorTree {
     /// The first position after `at` whose first `depth` components differ. Searches near `at` first, because most
     /// directories are small.
     fn end(&self, model: &Model, at: usize, depth: usize) -> usize {
-        let compare = |other: usize| self.split.compare_prefixes(self.name(model, other), self.name(model, at), depth);
-        let same = |other: usize| compare(other) == Ordering::Equal;
-        let mut step = 1;
-        let mut low = at;
-        while low + step < self.order.len() && same(low + step) {
+        let (mut low, mut step) = (at, 1);
+        while low + step < self.order.len() && self.compare_prefixes(model, low + step, at, depth).is_eq() {
             low += step;
             step *= 2;
         }
-        partition_point(low + 1..(low + step).min(self.order.len()), same)
+        let after = low + 1..(low + step).min(self.order.len());
+        partition_point(after, |other| self.compare_prefixes(model, other, at, depth).is_eq())
+    }
+
+    /// Compares the first `depth` components of two tensors.
+    fn compare_prefixes(&self, model: &Model, a: usize, b: usize, depth: usize) -> Ordering {
+        self.split.compare_prefixes(self.name(model, a), self.name(model, b), depth)
     }
 
     /// Number of directories that the tensor at `at` shares with the previous one.
@@ -305,9 +308,8 @@ impl TensorTree {
 
     /// Number of leading components that two tensors have in common.
     fn common(&self, model: &Model, a: usize, b: usize) -> usize {
-        let components = |at| self.split.components(self.name(model, at));
-        let pairs = components(a).zip(components(b));
-        pairs.take_while(|(a, b)| a == b).count()
+        let (a, b) = (self.split.components(self.name(model, a)), self.split.components(self.name(model, b)));
+        a.zip(b).take_while(|(a, b)| a == b).count()
     }
 
     fn component<'m>(&self, model: &'m Model, at: usize, depth: usize) -> &'m str {

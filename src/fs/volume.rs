@@ -5,8 +5,9 @@ use super::ino::{self, Inode, InodeDir};
 use super::tree::{NameSplit, TensorTree};
 use crate::content::{Content, ReadRequest};
 use crate::model::quantization::QuantizedWeight;
-use crate::model::{Model, ShardId, Tensor, TensorId, TensorNumbers, TensorParts};
+use crate::model::{Model, ShardId, Tensor, TensorId, TensorNumbers, TensorParts, TensorPopulation};
 use crate::name;
+use crate::text::HexDigits;
 use crate::view::{CachedResults, ModelViews, ShownViews, View, ViewFile, ViewFiles};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
@@ -45,27 +46,33 @@ const XATTRS: [(&str, XattrValue); 7] = [
     ("user.weightfs.nbytes", |_, tensor| Some(tensor.info.nbytes().to_string())),
     ("user.weightfs.offset", |_, tensor| match tensor.parts {
         TensorParts::One(_) if tensor.info.layout.is_none() => Some(tensor.info.range.start.to_string()),
-        TensorParts::One(_) | TensorParts::Many(_) => None,
+        _ => None,
     }),
     ("user.weightfs.shard", |model, tensor| match tensor.parts {
         TensorParts::One(shard) => Some(model.shard(shard).name.clone()),
-        TensorParts::Many(_) => None,
+        _ => None,
     }),
-    ("user.weightfs.quantization", |model, tensor| {
-        let of = |owner: &QuantizedWeight| {
-            let role = Some(owner.role(tensor.id.index())).filter(|role| *role != QuantizedWeight::OTHER);
-            format!("{} of {}", role.unwrap_or("companion"), model.weight_name(owner))
-        };
-        let quantized = model.quantized();
-        let codes = quantized.weight(tensor.id).map(|weight| weight.class.summary());
-        codes.or_else(|| quantized.owner(tensor.id).map(of)).filter(|text| text.len() <= XATTR_MAX)
-    }),
+    ("user.weightfs.quantization", quantization_text),
 ];
 
 type XattrValue = fn(&Model, &Tensor) -> Option<String>;
 
 /// Longest value in bytes, the limit of the kernel. Programs that read all attributes would fail at a longer one.
 const XATTR_MAX: usize = 65_536;
+
+/// The quantization of the weight whose codes a tensor has, or the role of the tensor in a quantized weight.
+fn quantization_text(model: &Model, tensor: &Tensor) -> Option<String> {
+    let quantized = &model.quantized;
+    let text = match quantized.weight(tensor.id) {
+        Some(weight) => weight.class.summary(),
+        None => {
+            let owner = quantized.owner(tensor.id)?;
+            let role = Some(owner.role(tensor.id.index())).filter(|role| *role != QuantizedWeight::OTHER);
+            format!("{} of {}", role.unwrap_or("companion"), model.weight_name(owner))
+        }
+    };
+    Some(text).filter(|text| text.len() <= XATTR_MAX)
+}
 
 fn short_name(value: &str) -> Option<String> {
     (value.len() <= XATTR_MAX).then(|| value.to_owned())
@@ -76,13 +83,11 @@ fn short_name(value: &str) -> Option<String> {
 pub struct TensorFile {
     /// The directory of the view, such as `npy`.
     pub dir: &'static str,
-    /// The file name.
     pub name: String,
-    /// Its attributes.
     pub attr: Attr,
 }
 
-/// Which tensors a directory has files for, and under which names.
+/// The tensors that have files in a directory, and their names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum DirectoryNames {
     /// All tensors of the model, under their stored names.
@@ -126,12 +131,11 @@ impl ModelVolume {
     pub fn lookup(&self, parent: Ino, name: &[u8], request: &ReadRequest) -> Result<Attr, Error> {
         let dir = self.dir(parent, request)?;
         let name = str::from_utf8(name).map_err(|_| Error::NoEntry)?;
-        let find_view = |is_there: fn(View, &ModelViews) -> bool| {
-            View::all().find(|view| view.row().file == name && is_there(*view, &self.views))
-        };
         let inode = match dir {
-            InodeDir::Root => find_view(View::is_in_root).map(|view| view_inode(view, None)),
-            InodeDir::Shard(shard) => find_view(View::is_in_shards).map(|view| view_inode(view, Some(shard))),
+            InodeDir::Root | InodeDir::Shard(_) => {
+                let view = View::all().find(|view| view.row().file == name);
+                view.filter(|view| self.has_view(dir, *view)).map(|view| view_inode(view, dir.shard()))
+            }
             InodeDir::Node(view, node) => self.tree(view, request)?.lookup(self.model(), Some(node), name),
             InodeDir::View(view, shard) => match &view.row().files {
                 ViewFiles::Tensors { suffix, .. } => match name.strip_suffix(suffix) {
@@ -168,7 +172,6 @@ impl ModelVolume {
         mut add: impl FnMut(Dentry<'s>) -> bool,
     ) -> Result<(), Error> {
         let dir = self.dir(ino, request)?;
-        let model = self.model();
         // Everything that may fail or wait is done before the first entry is passed to `add`.
         let tree = match dir {
             InodeDir::Node(view, _) => Some(self.tree(view, request)?),
@@ -185,64 +188,83 @@ impl ModelVolume {
             return Ok(());
         }
         let from = offset.saturating_sub(DOTS) as usize;
-        let mut add = |inode: Inode, name: Cow<'s, str>, next: usize| {
-            let name = match name {
-                Cow::Borrowed(name) => Cow::Borrowed(OsStr::new(name)),
-                Cow::Owned(name) => Cow::Owned(OsString::from(name)),
-            };
-            let kind = if matches!(inode, Inode::Dir(_)) { FileKind::Dir } else { FileKind::File };
-            add(Dentry { ino: ino::join(self.number, inode.ino()), kind, name, next: next as u64 + DOTS })
-        };
-        let mut list = |len: usize, entry: &dyn Fn(usize) -> Option<(Inode, Cow<'s, str>)>| {
-            for at in from..len {
-                if entry(at).is_some_and(|(inode, name)| add(inode, name, at + 1)) {
-                    break;
-                }
+        if let Some(tree) = tree {
+            let node = if let InodeDir::Node(_, node) = dir { Some(node) } else { None };
+            tree.list(self.model(), node, from, |inode, name, next| add(self.dentry(inode, name, next)));
+            return Ok(());
+        }
+        for at in from..self.entries_len(dir) {
+            if let Some((inode, name)) = self.entry(dir, at)
+                && add(self.dentry(inode, name, at + 1))
+            {
+                break;
             }
-        };
-        let row = |view: View, shard| (view_inode(view, shard), Cow::Borrowed(view.row().file));
-        match dir {
-            InodeDir::Root => list(View::all().len(), &|at| {
-                Some(View::new(at)).filter(|view| view.is_in_root(&self.views)).map(|view| row(view, None))
-            }),
-            InodeDir::Shard(shard) => list(View::all().len(), &|at| {
-                Some(View::new(at)).filter(|view| view.is_in_shards(&self.views)).map(|view| row(view, Some(shard)))
-            }),
-            InodeDir::Node(_, node) => {
-                if let Some(tree) = tree {
-                    tree.list(model, Some(node), from, add);
-                }
-            }
-            InodeDir::View(view, shard) => match &view.row().files {
-                ViewFiles::Tensors { suffix, .. } => {
-                    let tensors = shard.map_or(model.logical(), |shard| model.stored_in(shard));
-                    list(tensors.len(), &|at| {
-                        let tensor = tensors.at(at);
-                        let mut name = name::encode_name(view.numbers(&self.views, tensor).name());
-                        let node = self.tensor_file(view, tensor)?;
-                        if !suffix.is_empty() {
-                            name.to_mut().push_str(suffix);
-                        }
-                        Some((node.inode(), name))
-                    });
-                }
-                ViewFiles::Named { len, at: number, name, .. } => list(len(&self.views, shard), &|at| {
-                    let number = number(&self.views, shard, at);
-                    Some((Inode::File(view, number as u32), name(&self.views, number)?))
-                }),
-                ViewFiles::Shards => list(model.shards().len(), &|at| {
-                    let shard = ShardId::new(at);
-                    Some((Inode::Dir(InodeDir::Shard(shard)), name::encode_name(&model.shard(shard).name)))
-                }),
-                ViewFiles::Tree => {
-                    if let Some(tree) = tree {
-                        tree.list(model, None, from, add);
-                    }
-                }
-                ViewFiles::One { .. } => {}
-            },
         }
         Ok(())
+    }
+
+    /// Number of positions in a directory that is not part of a [`TensorTree`].
+    fn entries_len(&self, dir: InodeDir) -> usize {
+        match dir {
+            InodeDir::Root | InodeDir::Shard(_) => View::all().len(),
+            InodeDir::Node(..) => 0,
+            InodeDir::View(view, shard) => match &view.row().files {
+                ViewFiles::Tensors { .. } => self.tensors_in(shard).len(),
+                ViewFiles::Named { len, .. } => len(&self.views, shard),
+                ViewFiles::Shards => self.model().shards.len(),
+                ViewFiles::Tree | ViewFiles::One { .. } => 0,
+            },
+        }
+    }
+
+    /// The entry at a position, if there is one.
+    fn entry(&self, dir: InodeDir, at: usize) -> Option<(Inode, Cow<'_, str>)> {
+        match dir {
+            InodeDir::Root | InodeDir::Shard(_) => {
+                let view = Some(View::new(at)).filter(|view| self.has_view(dir, *view))?;
+                Some((view_inode(view, dir.shard()), view.row().file.into()))
+            }
+            InodeDir::Node(..) => None,
+            InodeDir::View(view, shard) => match &view.row().files {
+                ViewFiles::Tensors { suffix, .. } => {
+                    let tensor = self.tensors_in(shard).at(at);
+                    let node = self.tensor_file(view, tensor)?;
+                    let mut name = name::encode_name(view.numbers(&self.views, tensor).name());
+                    if !suffix.is_empty() {
+                        name.to_mut().push_str(suffix);
+                    }
+                    Some((node.inode(), name))
+                }
+                ViewFiles::Named { at: number, name, .. } => {
+                    let number = number(&self.views, shard, at);
+                    Some((Inode::File(view, number as u32), name(&self.views, number)?))
+                }
+                ViewFiles::Shards => {
+                    let shard = ShardId::new(at);
+                    Some((Inode::Dir(InodeDir::Shard(shard)), name::encode_name(&self.model().shard(shard).name)))
+                }
+                ViewFiles::Tree | ViewFiles::One { .. } => None,
+            },
+        }
+    }
+
+    fn dentry<'v>(&self, inode: Inode, name: Cow<'v, str>, next: usize) -> Dentry<'v> {
+        let name = match name {
+            Cow::Borrowed(name) => Cow::Borrowed(OsStr::new(name)),
+            Cow::Owned(name) => Cow::Owned(OsString::from(name)),
+        };
+        let kind = if matches!(inode, Inode::Dir(_)) { FileKind::Dir } else { FileKind::File };
+        Dentry { ino: ino::join(self.number, inode.ino()), kind, name, next: next as u64 + DOTS }
+    }
+
+    /// The tensors in the directories of the model, or of one shard.
+    fn tensors_in(&self, shard: Option<ShardId>) -> TensorPopulation<'_> {
+        shard.map_or(self.model().logical(), |shard| self.model().stored_in(shard))
+    }
+
+    /// Whether the root or the directory of a shard has a view.
+    fn has_view(&self, dir: InodeDir, view: View) -> bool {
+        if dir.shard().is_some() { view.is_in_shards(&self.views) } else { view.is_in_root(&self.views) }
     }
 
     pub fn open(&self, ino: Ino, request: &ReadRequest) -> Result<Content, Error> {
@@ -260,28 +282,18 @@ impl ModelVolume {
 
     pub fn listxattr(&self, ino: Ino, request: &ReadRequest) -> Result<Vec<u8>, Error> {
         let Some(tensor) = self.stored(ino, request)? else { return Ok(Vec::new()) };
-        let has = |xattr: &&(&str, XattrValue)| xattr.1(self.model(), &tensor).is_some();
-        Ok(XATTRS.iter().filter(has).flat_map(|xattr| [xattr.0.as_bytes(), b"\0"].concat()).collect())
+        let present = XATTRS.iter().filter(|(_, value)| value(self.model(), &tensor).is_some());
+        Ok(present.flat_map(|(name, _)| [name.as_bytes(), b"\0"].concat()).collect())
     }
 
     /// See [`super::Superblock::version`].
     pub fn version(&self) -> Option<String> {
-        let compute = || {
-            let mut parts = Sha256::new();
-            for source in self.model().sources().iter() {
-                // A source without a path is remote.
-                source.path()?;
-                parts.update(format!("{} {:?} {:?}\n", source.len(), source.stat().mtime, source.id()));
-            }
-            parts.update(format!("{:?}", self.model().described_by()));
-            Some(parts.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
-        };
-        self.version.get_or_init(compute).clone()
+        self.version.get_or_init(|| hash_versions(self.model())).clone()
     }
 
     pub fn statfs(&self) -> Statfs {
         let model = self.model();
-        let blocks = model.sources().iter().map(|source| source.len().div_ceil(SECTOR)).sum();
+        let blocks = model.sources.iter().map(|source| source.len().div_ceil(SECTOR)).sum();
         Statfs { blocks, files: (model.listed().len() + model.metadata().len()) as u64 }
     }
 
@@ -298,7 +310,7 @@ impl ModelVolume {
     }
 
     pub fn model(&self) -> &Model {
-        self.views.model()
+        &self.views.model
     }
 
     /// The directories below that of a view.
@@ -336,18 +348,26 @@ impl ModelVolume {
             return Ok(None);
         }
         self.views.check_wait(self.cut.get().is_some(), request)?;
-        let cut = self.cut.get_or_init(|| {
-            let shards = if View::STORED.is_in_shards(&self.views) { model.shards().len() } else { 0 };
-            let in_shards = (0..shards).map(ShardId::new);
-            let in_shard = |shard| model.stored_in(shard).iter().map(move |id| (DirectoryNames::InShard(shard), id));
-            let logical = |names| model.logical().iter().map(move |id| (names, id));
-            let all = logical(DirectoryNames::Stored)
-                .chain(logical(DirectoryNames::Logical))
-                .chain(in_shards.flat_map(in_shard));
-            let name = |names, id| model.numbers(id, names == DirectoryNames::Logical).name();
-            all.filter_map(|(names, id)| Some(((names, name::cut_name(name(names, id))?), id))).collect()
-        });
-        Ok(cut.get(&(names, encoded.to_owned())).copied())
+        Ok(self.cut.get_or_init(|| self.cut_names()).get(&(names, encoded.to_owned())).copied())
+    }
+
+    fn cut_names(&self) -> HashMap<(DirectoryNames, String), TensorId> {
+        let model = self.model();
+        let mut populations =
+            vec![(DirectoryNames::Stored, model.logical()), (DirectoryNames::Logical, model.logical())];
+        if View::STORED.is_in_shards(&self.views) {
+            let shards = model.shard_ids().map(|shard| (DirectoryNames::InShard(shard), model.stored_in(shard)));
+            populations.extend(shards);
+        }
+        let mut cut = HashMap::new();
+        for (names, tensors) in populations {
+            for id in tensors.iter() {
+                if let Some(name) = name::cut_name(model.numbers(id, names == DirectoryNames::Logical).name()) {
+                    cut.insert((names, name), id);
+                }
+            }
+        }
+        cut
     }
 
     /// The file of a tensor in the directory of a view, if the view shows the tensor.
@@ -363,7 +383,7 @@ impl ModelVolume {
     }
 
     fn find_shard(&self, encoded: &str) -> Option<ShardId> {
-        let shards = self.model().shards();
+        let shards = &self.model().shards;
         let at = match name::decode_name(encoded) {
             Some(name) => shards.binary_search_by(|shard| shard.name[..].cmp(&name)).ok(),
             None => shards.iter().position(|shard| name::encode_name(&shard.name) == encoded),
@@ -373,7 +393,6 @@ impl ModelVolume {
 
     /// The node of an inode. Fails if it does not exist.
     fn node(&self, inode: Inode, request: &ReadRequest) -> Result<VolumeNode<'_>, Error> {
-        let has_shard = |shard: ShardId| shard.index() < self.model().shards().len();
         let dir = match inode {
             Inode::File(view, number) => {
                 if let ViewFiles::Named { is_ready, name, .. } = &view.row().files {
@@ -384,13 +403,13 @@ impl ModelVolume {
             }
             Inode::Dir(dir) => dir,
         };
+        let has_shard = dir.shard().is_none_or(|shard| shard.index() < self.model().shards.len());
         let exists = match dir {
-            InodeDir::Root => true,
-            InodeDir::Shard(shard) => has_shard(shard),
+            InodeDir::Root | InodeDir::Shard(_) => true,
             InodeDir::Node(view, node) => view.is_in_root(&self.views) && self.tree(view, request)?.contains(node),
-            InodeDir::View(view, None) => is_dir(view) && view.is_in_root(&self.views),
-            InodeDir::View(view, Some(shard)) => is_dir(view) && view.is_in_shards(&self.views) && has_shard(shard),
+            InodeDir::View(view, _) => is_dir(view) && self.has_view(dir, view),
         };
+        let exists = exists && has_shard;
         exists.then_some(VolumeNode::Dir(dir)).ok_or(Error::NoEntry)
     }
 
@@ -445,24 +464,41 @@ impl ModelVolume {
 
     /// The link count of a tensor's file in a view. A stored tensor may have more links in other views.
     fn links(&self, view: View, tensor: &Tensor) -> u32 {
-        let is_logical = self.model().logical().contains(tensor.id);
+        let model = self.model();
+        let (mut in_root, mut in_shard) = (0, 0);
+        for other in View::all().filter(|other| self.is_link(view, *other, tensor.id)) {
+            in_root += u32::from(other.is_in_root(&self.views));
+            in_shard += u32::from(other.is_in_shards(&self.views));
+        }
+        let paths = [View::TREE, View::SAMPLES].into_iter().filter(|paths| {
+            view == View::STORED && paths.is_in_root(&self.views) && NameSplit::of(*paths, model).has(tensor.info.name)
+        });
         let is_in_shard = matches!(tensor.parts, TensorParts::One(_)) && View::SHARDS.is_in_root(&self.views);
-        let is_stored = view == View::STORED;
-        let has_name = |other: View| match &other.row().files {
-            ViewFiles::Tensors { is_stored: links, .. } => {
-                other == view || is_stored && links(&other.numbers(&self.views, tensor.id))
+        let logical = if model.logical().contains(tensor.id) { in_root + paths.count() as u32 } else { 0 };
+        logical + if is_in_shard { in_shard } else { 0 }
+    }
+
+    /// Whether the file of a tensor in the view `other` is the one in `view`.
+    fn is_link(&self, view: View, other: View, tensor: TensorId) -> bool {
+        match &other.row().files {
+            ViewFiles::Tensors { is_stored, .. } => {
+                other == view || view == View::STORED && is_stored(&other.numbers(&self.views, tensor))
             }
             _ => false,
-        };
-        let in_root = View::all().filter(|other| other.is_in_root(&self.views) && has_name(*other)).count();
-        let in_shard = View::all().filter(|other| other.is_in_shards(&self.views) && has_name(*other)).count();
-        let has_path = |view: &View| {
-            is_stored && view.is_in_root(&self.views) && NameSplit::of(*view, self.model()).has(tensor.info.name)
-        };
-        let paths = [View::TREE, View::SAMPLES].iter().filter(|view| has_path(view)).count();
-        let logical = if is_logical { in_root + paths } else { 0 };
-        (logical + if is_in_shard { in_shard } else { 0 }) as u32
+        }
     }
+}
+
+/// A hash of the versions of the files of a model. `None` if one of them is remote.
+fn hash_versions(model: &Model) -> Option<String> {
+    let mut parts = Sha256::new();
+    for source in model.sources.iter() {
+        // A source without a path is remote.
+        source.path()?;
+        parts.update(format!("{} {:?} {:?}\n", source.len(), source.stat().mtime, source.id()));
+    }
+    parts.update(format!("{:?}", model.facts.described_by));
+    Some(HexDigits(&parts.finalize()).to_string())
 }
 
 /// The inode of a view in the root or in the directory of a shard.

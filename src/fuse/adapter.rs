@@ -1,12 +1,12 @@
 //! The adapter between fuser and the superblock.
 
 use super::operations::{
-    GetattrOperation, GetxattrOperation, ListxattrOperation, LookupOperation, ReadOperation, ReaddirOperation,
-    ReaddirplusOperation,
+    GetattrOperation, LookupOperation, ReadOperation, ReaddirOperation, ReaddirplusOperation, XattrOperation,
 };
 use super::reader::{ReaderWatch, WaitingReader};
 use super::state::AdapterState;
-use crate::fs::{self, RequestOperation, Superblock};
+use crate::content::ReadRequest;
+use crate::fs::{self, MountedTree, ROOT, RequestOperation, Superblock};
 use crate::schedule::Scheduler;
 use crate::threads::cores;
 use fuser::{
@@ -15,7 +15,8 @@ use fuser::{
     ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, SessionACL, TimeOrNow,
     WriteFlags,
 };
-use std::ffi::OsStr;
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -26,10 +27,9 @@ use std::time::{Duration, SystemTime};
 /// The target of fuser's own log messages.
 pub const LOG_TARGET: &str = "fuser";
 
-/// The device through which the kernel sends requests.
 pub const DEVICE: &str = "/dev/fuse";
 
-/// The tree is immutable, so attributes never expire.
+/// A tree is immutable, so names and attributes do not expire. A notification ends them when it is replaced.
 const TTL: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Maximum number of background requests, such as read-ahead, that the kernel may have in flight. With fuser's default
@@ -52,18 +52,13 @@ const CAPABILITIES: InitFlags = InitFlags::FUSE_NO_OPEN_SUPPORT
 pub enum MountAccess {
     /// The user who mounted the file system.
     Owner,
-    /// The user who mounted the file system, and root.
     OwnerAndRoot,
-    /// All users.
     All,
 }
 
-/// Options for serving requests.
 #[derive(Debug, Clone, Copy)]
 pub struct ServeOptions {
-    /// The users who may send requests.
     pub access: MountAccess,
-    /// Number of threads that receive requests.
     pub threads: usize,
     /// Whether reads bypass the page cache of the mount.
     pub direct_io: bool,
@@ -74,14 +69,16 @@ pub struct ServeOptions {
     pub memory: Option<u64>,
 }
 
-/// A mounted file system and its connection to the kernel.
 #[derive(Debug)]
-pub struct FuseSession(fuser::Session<FuseAdapter>);
+pub struct FuseSession {
+    session: fuser::Session<FuseAdapter>,
+    state: Arc<AdapterState>,
+}
 
 impl FuseSession {
     /// Does the handshake with the kernel over `device`, the mounted descriptor of [`DEVICE`]. `watch` detects readers
     /// that no longer wait.
-    pub fn new(superblock: Superblock, device: OwnedFd, serving: ServeOptions, watch: ReaderWatch) -> io::Result<Self> {
+    pub fn new(tree: MountedTree, device: OwnedFd, serving: ServeOptions, watch: Arc<ReaderWatch>) -> io::Result<Self> {
         let ServeOptions { access, threads, direct_io, check_permissions, memory } = serving;
         let acl = match access {
             MountAccess::Owner => SessionACL::Owner,
@@ -97,25 +94,64 @@ impl FuseSession {
         // attributes in the kernel's cache would bypass that check.
         let ttl = if access == MountAccess::OwnerAndRoot { Duration::ZERO } else { TTL };
         let (faults, notifier) = Default::default();
-        let state = Arc::new(AdapterState {
-            superblock,
-            scheduler: Scheduler::new(cores(), memory),
-            watch,
-            faults,
-            notifier,
-            ttl,
-        });
+        let scheduler = Scheduler::new(cores(), memory);
+        let state = Arc::new(AdapterState { tree, scheduler, watch, faults, notifier, ttl });
         let adapter = FuseAdapter { state: state.clone(), direct_io, check_permissions, no_open: false };
         let session = fuser::Session::from_fd(adapter, device, acl, config)?;
         // The cell is empty, so this cannot fail.
         let _ = state.notifier.set(session.notifier());
-        Ok(Self(session))
+        Ok(Self { session, state })
     }
 
-    /// Serves requests until the file system is unmounted and nobody uses it any more.
+    /// Until the file system is unmounted and nobody uses it any more.
     pub fn run(self) -> io::Result<()> {
-        self.0.run()
+        self.session.run()
     }
+
+    pub fn replacer(&self) -> TreeReplacer {
+        TreeReplacer(self.state.clone())
+    }
+}
+
+/// Replaces the tree of a mount.
+#[derive(Debug, Clone)]
+pub struct TreeReplacer(Arc<AdapterState>);
+
+impl TreeReplacer {
+    /// Makes `superblock` the tree of the mount. When this returns, all names lead to it; files that are open keep the
+    /// tree in which they were opened. Do not call this on a thread that serves requests: the kernel waits for the
+    /// lookups that it has sent.
+    ///
+    /// Fails if a root cannot be listed, or if all inode numbers are in use.
+    pub fn replace(&self, superblock: Superblock) -> Result<(), fs::Error> {
+        let state = &self.0;
+        let mut names = root_names(&superblock)?;
+        names.extend(root_names(state.tree.generations().current())?);
+        state.tree.replace(superblock)?;
+        let Some(notifier) = state.notifier.get() else { return Ok(()) };
+        // All other inodes of the replaced tree are below these entries. The kernel forgets entries of the root that do
+        // not exist too, as the new tree may have them. An error means that the kernel knows no such entry.
+        for name in names {
+            let _ = notifier.inval_entry(INodeNo(ROOT), &name);
+        }
+        // Without a range of pages, this is about the attributes only.
+        let _ = notifier.inval_inode(INodeNo(ROOT), -1, 0);
+        Ok(())
+    }
+
+    /// Number of trees that are in use: the current one, and replaced ones with open files.
+    pub fn trees_in_use(&self) -> usize {
+        self.0.tree.len_in_use()
+    }
+}
+
+fn root_names(superblock: &Superblock) -> Result<BTreeSet<OsString>, fs::Error> {
+    let mut names = BTreeSet::new();
+    superblock.readdir(ROOT, 0, &ReadRequest::WAIT, |entry| {
+        names.insert(entry.name.into_owned());
+        false
+    })?;
+    Ok(names)
 }
 
 #[derive(Debug)]
@@ -135,30 +171,38 @@ impl FuseAdapter {
         O: RequestOperation<AdapterState, Reply: 'static> + 'static,
     {
         let state = &self.state;
-        let reader = || WaitingReader::new(request.pid(), &state.watch);
-        fs::serve_request(&state.scheduler, state, operation, reply, reader);
+        fs::serve_request(&state.scheduler, state, operation, reply, || {
+            WaitingReader::new(request.pid(), &state.watch)
+        });
+    }
+
+    fn reply_open(&self, ino: INodeNo, flags: FopenFlags, reply: ReplyOpen) {
+        match self.state.tree.opened(ino.0) {
+            Ok(()) => reply.opened(FileHandle(0), flags),
+            Err(error) => reply.error(self.state.errno(&error)),
+        }
     }
 }
 
-/// Operations that write. The kernel itself rejects them, unless root has remounted the file system read-write.
+/// Operations that always fail with the same error.
 macro_rules! refuse {
-    ($($name:ident($($argument:ty),*) -> $reply:ty;)*) => {
+    ($errno:ident $($name:ident($($argument:ty),*) -> $reply:ty;)*) => {
         $(fn $name(&self, _: &fuser::Request, $(_: $argument),*, reply: $reply) {
-            reply.error(Errno::EROFS);
+            reply.error(Errno::$errno);
         })*
     };
 }
 
 impl Filesystem for FuseAdapter {
     fn init(&mut self, _: &fuser::Request, config: &mut KernelConfig) -> io::Result<()> {
-        let wanted = match self.direct_io {
-            // Direct I/O is set in the reply to open, so the kernel has to send open requests.
-            true => (CAPABILITIES - InitFlags::FUSE_NO_OPEN_SUPPORT) | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
-            false => CAPABILITIES,
-        };
+        // Direct I/O is set in the reply to open, and a tree that may be replaced counts its open files. So the kernel
+        // has to send open requests then.
+        let mut wanted = CAPABILITIES;
+        wanted.set(InitFlags::FUSE_NO_OPEN_SUPPORT, !self.direct_io && !self.state.tree.is_replaceable());
+        wanted.set(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP, self.direct_io);
         // With access control lists, the kernel always checks permissions. No file here has a list.
-        let lists = if self.check_permissions { InitFlags::FUSE_POSIX_ACL } else { InitFlags::empty() };
-        let capabilities = (wanted | lists) & config.capabilities();
+        wanted.set(InitFlags::FUSE_POSIX_ACL, self.check_permissions);
+        let capabilities = wanted & config.capabilities();
         self.no_open = capabilities.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
         // These do not fail: only capabilities of the kernel are requested, and no value is zero.
         let _ = config.add_capabilities(capabilities);
@@ -176,19 +220,42 @@ impl Filesystem for FuseAdapter {
     }
 
     fn readlink(&self, _: &fuser::Request, ino: INodeNo, reply: ReplyData) {
-        match self.state.superblock.readlink(ino.0) {
+        let generations = self.state.tree.generations();
+        match generations.find(ino.0).and_then(|(tree, ino)| tree.readlink(ino)) {
             Ok(target) => reply.data(target),
             Err(error) => reply.error(self.state.errno(&error)),
         }
     }
 
-    fn open(&self, _: &fuser::Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, _: &fuser::Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         if self.no_open {
-            reply.error(Errno::ENOSYS);
-        } else {
-            let cache = if self.direct_io { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::FOPEN_KEEP_CACHE };
-            reply.opened(FileHandle(0), cache);
+            return reply.error(Errno::ENOSYS);
         }
+        let cache = if self.direct_io { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::FOPEN_KEEP_CACHE };
+        self.reply_open(ino, cache, reply);
+    }
+
+    fn release(
+        &self,
+        _: &fuser::Request,
+        ino: INodeNo,
+        _: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.state.tree.closed(ino.0);
+        reply.ok();
+    }
+
+    fn opendir(&self, _: &fuser::Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.reply_open(ino, FopenFlags::empty(), reply);
+    }
+
+    fn releasedir(&self, _: &fuser::Request, ino: INodeNo, _: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        self.state.tree.closed(ino.0);
+        reply.ok();
     }
 
     fn read(
@@ -222,51 +289,35 @@ impl Filesystem for FuseAdapter {
     }
 
     fn statfs(&self, _: &fuser::Request, _: INodeNo, reply: ReplyStatfs) {
-        let statfs = self.state.superblock.statfs();
+        let statfs = self.state.tree.generations().current().statfs();
         reply.statfs(statfs.blocks, 0, 0, statfs.files, 0, fs::BLOCK_SIZE, fs::NAME_MAX, fs::SECTOR as u32);
     }
 
     fn getxattr(&self, request: &fuser::Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        self.serve(request, GetxattrOperation { ino: ino.0, name: name.as_bytes().to_vec(), size }, reply);
+        self.serve(request, XattrOperation { ino: ino.0, name: Some(name.as_bytes().to_vec()), size }, reply);
     }
 
     fn listxattr(&self, request: &fuser::Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        self.serve(request, ListxattrOperation { ino: ino.0, size }, reply);
+        self.serve(request, XattrOperation { ino: ino.0, name: None, size }, reply);
     }
 
-    // Operations that a read-only file system does not need. After ENOSYS, the kernel does not send them again.
-
-    fn flush(&self, _: &fuser::Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn fsync(&self, _: &fuser::Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn fsyncdir(&self, _: &fuser::Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn lseek(&self, _: &fuser::Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn ioctl(
-        &self,
-        _: &fuser::Request,
-        _: INodeNo,
-        _: FileHandle,
-        _: fuser::IoctlFlags,
-        _: u32,
-        _: &[u8],
-        _: u32,
-        reply: ReplyIoctl,
-    ) {
-        reply.error(Errno::ENOTTY);
+    // A read-only file system does not need these. After ENOSYS, the kernel does not send them again.
+    refuse! {
+        ENOSYS
+        flush(INodeNo, FileHandle, LockOwner) -> ReplyEmpty;
+        fsync(INodeNo, FileHandle, bool) -> ReplyEmpty;
+        fsyncdir(INodeNo, FileHandle, bool) -> ReplyEmpty;
+        lseek(INodeNo, FileHandle, i64, i32) -> ReplyLseek;
     }
 
     refuse! {
+        ENOTTY
+        ioctl(INodeNo, FileHandle, fuser::IoctlFlags, u32, &[u8], u32) -> ReplyIoctl;
+    }
+
+    // The kernel itself rejects these, unless root has remounted the file system read-write.
+    refuse! {
+        EROFS
         setattr(INodeNo, Option<u32>, Option<u32>, Option<u32>, Option<u64>, Option<TimeOrNow>, Option<TimeOrNow>,
             Option<SystemTime>, Option<FileHandle>, Option<SystemTime>, Option<SystemTime>, Option<SystemTime>,
             Option<BsdFileFlags>) -> ReplyAttr;

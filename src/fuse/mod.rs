@@ -1,10 +1,9 @@
 //! The FUSE layer: converts fuser requests into superblock operations and replies. No other module uses fuser.
 
 mod adapter;
-mod faults;
 mod operations;
 mod reader;
 mod state;
 
-pub use adapter::{DEVICE, FuseSession, LOG_TARGET, MountAccess, ServeOptions};
-pub use reader::{ReaderWatch, answer};
+pub use adapter::{DEVICE, FuseSession, LOG_TARGET, MountAccess, ServeOptions, TreeReplacer};
+pub use reader::{ReaderWatch, answer_reader_queries};

@@ -1,23 +1,18 @@
 //! The operations that may have to wait: each is run with what the kernel has sent, possibly several times, and sends
 //! one reply.
 
-use super::reader::WaitingReader;
-use super::state::{AdapterState, GENERATION, NO_ATTR, file_attr, file_type, reply_xattr};
+use super::state::{AdapterState, NO_ATTR, PageRecall, file_attr, file_type};
 use crate::content::{Content, ReadRequest};
-use crate::fs::{self, Attr, Ino, ReplySlot, RequestOperation, WaitingClient};
+use crate::fs::{self, Attr, Ino, ReplySlot, RequestOperation};
 use crate::source::Bytes;
-use fuser::{INodeNo, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry, ReplyXattr};
+use fuser::{
+    Errno, Generation, INodeNo, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry, ReplyXattr,
+};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 type Result<T> = std::result::Result<T, fs::Error>;
-
-impl<R> WaitingClient<R> for WaitingReader {
-    fn has_left(&self, _: Option<&R>) -> bool {
-        self.is_leaving()
-    }
-}
 
 /// Reads a range of a file. The file is opened once, at the first run.
 pub(super) struct ReadOperation {
@@ -35,7 +30,9 @@ impl RequestOperation<AdapterState> for ReadOperation {
         let content = match self.content.get() {
             Some(content) => content,
             None => {
-                let content = state.superblock.open(self.ino.0, request)?;
+                let generations = state.tree.generations();
+                let (tree, ino) = generations.find(self.ino.0)?;
+                let content = tree.open(ino, request)?;
                 self.content.get_or_init(|| content)
             }
         };
@@ -43,13 +40,25 @@ impl RequestOperation<AdapterState> for ReadOperation {
     }
 
     fn answer(&self, state: &Arc<AdapterState>, read: Result<Bytes>, reply: ReplyData) {
-        if !state.reply_read(read, reply) {
-            state.recall(self.ino, &self.range);
+        let bytes = match read {
+            Ok(bytes) => bytes,
+            Err(error) => return reply.error(state.errno(&error)),
+        };
+        // This comes first, so that a reader who has received bytes finds them counted.
+        state.tree.generations().current().count_served(bytes.len());
+        // fuser does not return the result of writing the reply. But that is the last system call here, so errno holds
+        // its error. EFAULT means that the kernel could not read the bytes and returned EIO to the reader.
+        nix::errno::Errno::clear();
+        reply.data(&bytes);
+        let unreadable = nix::errno::Errno::last() == nix::errno::Errno::EFAULT;
+        if let Err(error) = bytes.verify(unreadable) {
+            // The source has changed, so the kernel may have copied bytes of another version.
+            state.faults.log_source(&error);
+            PageRecall::park(state, self.ino, self.range.clone());
         }
     }
 }
 
-/// Finds a name in a directory.
 pub(super) struct LookupOperation {
     pub parent: Ino,
     pub name: Vec<u8>,
@@ -57,18 +66,25 @@ pub(super) struct LookupOperation {
 
 impl RequestOperation<AdapterState> for LookupOperation {
     type Reply = ReplyEntry;
-    type Output = Attr;
+    type Output = (Attr, Generation);
 
-    fn run(&self, state: &AdapterState, request: &ReadRequest, _: &ReplySlot<ReplyEntry>) -> Result<Attr> {
-        state.superblock.lookup(self.parent, &self.name, request)
+    fn run(&self, state: &AdapterState, request: &ReadRequest, _: &ReplySlot<ReplyEntry>) -> Result<Self::Output> {
+        let generations = state.tree.generations();
+        let (tree, parent) = generations.find_current(self.parent)?;
+        let attr = tree.lookup(parent, &self.name, request)?;
+        Ok((Attr { ino: tree.mounted_ino(attr.ino), ..attr }, Generation(tree.number())))
     }
 
-    fn answer(&self, state: &Arc<AdapterState>, found: Result<Attr>, reply: ReplyEntry) {
-        state.reply_entry(found, reply);
+    fn answer(&self, state: &Arc<AdapterState>, found: Result<Self::Output>, reply: ReplyEntry) {
+        match found {
+            Ok((attr, generation)) => reply.entry(&state.ttl, &file_attr(&attr), generation),
+            // Inode number 0: there is no such name. The kernel caches this reply, but not an ENOENT error.
+            Err(fs::Error::NoEntry) => reply.entry(&state.ttl, &file_attr(&NO_ATTR), Generation(0)),
+            Err(error) => reply.error(state.errno(&error)),
+        }
     }
 }
 
-/// Gets the attributes of a file or directory.
 pub(super) struct GetattrOperation {
     pub ino: Ino,
 }
@@ -78,7 +94,9 @@ impl RequestOperation<AdapterState> for GetattrOperation {
     type Output = Attr;
 
     fn run(&self, state: &AdapterState, request: &ReadRequest, _: &ReplySlot<ReplyAttr>) -> Result<Attr> {
-        state.superblock.getattr(self.ino, request)
+        let generations = state.tree.generations();
+        let (tree, ino) = generations.find(self.ino)?;
+        Ok(Attr { ino: self.ino, ..tree.getattr(ino, request)? })
     }
 
     fn answer(&self, state: &Arc<AdapterState>, attr: Result<Attr>, reply: ReplyAttr) {
@@ -89,7 +107,6 @@ impl RequestOperation<AdapterState> for GetattrOperation {
     }
 }
 
-/// Lists a directory from an offset on.
 pub(super) struct ReaddirOperation {
     pub ino: Ino,
     pub offset: u64,
@@ -100,12 +117,12 @@ impl RequestOperation<AdapterState> for ReaddirOperation {
     type Output = ();
 
     fn run(&self, state: &AdapterState, request: &ReadRequest, reply: &ReplySlot<ReplyDirectory>) -> Result<()> {
-        state.superblock.readdir(self.ino, self.offset, request, |entry| {
+        let generations = state.tree.generations();
+        let (tree, dir) = generations.find(self.ino)?;
+        tree.readdir(dir, self.offset, request, |entry| {
+            let ino = INodeNo(tree.mounted_ino(entry.ino));
             // A reply that was sent already takes no more entries.
-            reply
-                .lock()
-                .as_mut()
-                .is_none_or(|reply| reply.add(INodeNo(entry.ino), entry.next, file_type(entry.kind), &*entry.name))
+            reply.lock().as_mut().is_none_or(|reply| reply.add(ino, entry.next, file_type(entry.kind), &*entry.name))
         })
     }
 
@@ -130,8 +147,11 @@ impl RequestOperation<AdapterState> for ReaddirplusOperation {
     fn run(&self, state: &AdapterState, request: &ReadRequest, reply: &ReplySlot<ReplyDirectoryPlus>) -> Result<()> {
         let mut waits = None;
         let mut added = false;
-        state.superblock.readdir(self.ino, self.offset, request, |entry| {
-            let (attr, ttl) = match state.superblock.getattr(entry.ino, request) {
+        let generations = state.tree.generations();
+        let (tree, dir) = generations.find(self.ino)?;
+        let generation = Generation(tree.number());
+        tree.readdir(dir, self.offset, request, |entry| {
+            let (attr, ttl) = match tree.getattr(entry.ino, request) {
                 Ok(attr) => (attr, state.ttl),
                 Err(error) if error.would_block() => {
                     // The reply ends here. The next request starts with this entry.
@@ -139,13 +159,14 @@ impl RequestOperation<AdapterState> for ReaddirplusOperation {
                     return true;
                 }
                 // The attributes are not available now. The TTL of zero makes the kernel request them when needed.
-                Err(_) => (Attr { ino: entry.ino, kind: entry.kind, ..NO_ATTR }, Duration::ZERO),
+                Err(_) => (Attr { kind: entry.kind, ..NO_ATTR }, Duration::ZERO),
             };
-            let (ino, attr) = (INodeNo(entry.ino), file_attr(&attr));
+            let ino = tree.mounted_ino(entry.ino);
+            let attr = file_attr(&Attr { ino, ..attr });
             let is_full = reply
                 .lock()
                 .as_mut()
-                .is_none_or(|reply| reply.add(ino, entry.next, &*entry.name, &ttl, &attr, GENERATION));
+                .is_none_or(|reply| reply.add(INodeNo(ino), entry.next, &*entry.name, &ttl, &attr, generation));
             added |= !is_full;
             is_full
         })?;
@@ -160,41 +181,33 @@ impl RequestOperation<AdapterState> for ReaddirplusOperation {
     }
 }
 
-/// Gets the value of an extended attribute, or its size if `size` is 0.
-pub(super) struct GetxattrOperation {
+pub(super) struct XattrOperation {
     pub ino: Ino,
-    pub name: Vec<u8>,
+    /// The attribute. `None` for the list of all names.
+    pub name: Option<Vec<u8>>,
+    /// Room for the value in bytes; 0 to get its size.
     pub size: u32,
 }
 
-impl RequestOperation<AdapterState> for GetxattrOperation {
+impl RequestOperation<AdapterState> for XattrOperation {
     type Reply = ReplyXattr;
     type Output = Vec<u8>;
 
     fn run(&self, state: &AdapterState, request: &ReadRequest, _: &ReplySlot<ReplyXattr>) -> Result<Vec<u8>> {
-        state.superblock.getxattr(self.ino, &self.name, request)
+        let generations = state.tree.generations();
+        let (tree, ino) = generations.find(self.ino)?;
+        match &self.name {
+            Some(name) => tree.getxattr(ino, name, request),
+            None => tree.listxattr(ino, request),
+        }
     }
 
     fn answer(&self, state: &Arc<AdapterState>, value: Result<Vec<u8>>, reply: ReplyXattr) {
-        reply_xattr(value.map_err(|error| state.errno(&error)), self.size, reply);
-    }
-}
-
-/// Lists the names of the extended attributes of a file, or gets the size of the list if `size` is 0.
-pub(super) struct ListxattrOperation {
-    pub ino: Ino,
-    pub size: u32,
-}
-
-impl RequestOperation<AdapterState> for ListxattrOperation {
-    type Reply = ReplyXattr;
-    type Output = Vec<u8>;
-
-    fn run(&self, state: &AdapterState, request: &ReadRequest, _: &ReplySlot<ReplyXattr>) -> Result<Vec<u8>> {
-        state.superblock.listxattr(self.ino, request)
-    }
-
-    fn answer(&self, state: &Arc<AdapterState>, names: Result<Vec<u8>>, reply: ReplyXattr) {
-        reply_xattr(names.map_err(|error| state.errno(&error)), self.size, reply);
+        match value {
+            Err(error) => reply.error(state.errno(&error)),
+            Ok(value) if self.size == 0 => reply.size(value.len() as u32),
+            Ok(value) if value.len() > self.size as usize => reply.error(Errno::ERANGE),
+            Ok(value) => reply.data(&value),
+        }
     }
 }

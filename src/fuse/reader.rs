@@ -4,10 +4,12 @@
 //! signals: a signal that arrives during the wait stays pending until the thread gets its reply. The sandboxed daemon
 //! has no access to /proc, so it queries another process.
 
+use crate::fs::WaitingClient;
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time between two rounds of lookups, and time that a reader waits before it is first looked up.
@@ -25,100 +27,62 @@ const ASK_TO_END: u64 = bit(1) | bit(2) | bit(3) | bit(15);
 /// After this time without a reply, the log says that the other process does not reply.
 const LATE: Duration = Duration::from_secs(10);
 
-/// The state of a thread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ThreadState {
-    /// It waits for its reply.
-    Staying,
-    /// It exits as soon as it gets its reply.
-    Ending,
-    Gone,
-    /// Unknown: /proc may hide the processes of other users.
-    Hidden,
-}
-
-impl ThreadState {
-    /// The states, indexed by their number on the socket.
-    const ALL: [Self; 4] = [Self::Staying, Self::Ending, Self::Gone, Self::Hidden];
-}
-
 /// The connection to the process that can read /proc. Only one thread uses the socket, so that no other thread ever
 /// waits for that process.
-#[derive(Debug, Clone)]
-pub struct ReaderWatch(Arc<WatchShared>);
-
 #[derive(Debug)]
-struct WatchShared {
-    state: Mutex<WatchedThreads>,
-    /// Notified when there is a reader to look up.
+pub struct ReaderWatch {
+    state: Mutex<WatchedReaders>,
     added: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct WatchedThreads {
+struct WatchedReaders {
     /// The socket, until the thread that owns it is started.
     socket: Option<UnixStream>,
-    /// The readers that wait for a reply. Each round begins where the last one ended.
-    readers: Vec<Weak<WaitingThread>>,
-    next: usize,
-    /// The number of readers at which those that have their reply are forgotten. Rounds forget them too, but a round
-    /// may wait for the other process.
-    forget_at: usize,
-    /// Whether lookups have ended.
+    /// The readers that wait for a reply, by their numbers.
+    waiting: BTreeMap<u64, WatchedThread>,
+    next: u64,
+    /// The number of the reader with which the next round begins.
+    round_from: u64,
     ended: bool,
 }
 
-/// A thread that waits for a reply.
-#[derive(Debug)]
-struct WaitingThread {
+#[derive(Debug, Clone)]
+struct WatchedThread {
     thread: u32,
     since: Instant,
-    left: AtomicBool,
+    left: Arc<AtomicBool>,
 }
 
 impl ReaderWatch {
-    /// Uses `socket`; [`answer`] serves the other end.
-    pub fn new(socket: UnixStream) -> Self {
-        let state = WatchedThreads { socket: Some(socket), ..WatchedThreads::default() };
-        Self(Arc::new(WatchShared { state: Mutex::new(state), added: Condvar::new() }))
+    /// [`answer_reader_queries`] serves the other end of `socket`.
+    pub fn new(socket: UnixStream) -> Arc<Self> {
+        let state = WatchedReaders { socket: Some(socket), ..WatchedReaders::default() };
+        Arc::new(Self { state: Mutex::new(state), added: Condvar::new() })
     }
 
-    /// Registers a reader. Starts the thread that looks readers up at the first call.
-    fn add(&self, reader: &Arc<WaitingThread>) {
-        let mut state = self.0.lock();
-        if state.ended {
-            return;
-        }
+    fn lock(&self) -> MutexGuard<'_, WatchedReaders> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers a reader, and returns its number. Starts the thread that looks readers up at the first call.
+    fn add(self: &Arc<Self>, thread: u32, left: &Arc<AtomicBool>) -> u64 {
+        let mut state = self.lock();
+        state.next += 1;
+        let number = state.next;
         if let Some(socket) = state.socket.take() {
-            let shared = self.0.clone();
+            let shared = self.clone();
             let thread = std::thread::Builder::new().name("readers".into());
             if let Err(error) = thread.spawn(move || shared.watch(socket)) {
                 log::warn!("cancelled reads are not detected: cannot start a thread: {error}");
                 state.ended = true;
-                return;
             }
         }
-        if state.readers.len() >= state.forget_at {
-            state.forget();
-            state.forget_at = 2 * state.readers.len().max(BATCH);
+        if !state.ended {
+            state.waiting.insert(number, WatchedThread { thread, since: Instant::now(), left: left.clone() });
+            self.added.notify_one();
         }
-        state.readers.push(Arc::downgrade(reader));
-        self.0.added.notify_one();
-    }
-}
-
-impl WatchedThreads {
-    /// Removes the readers that have their reply.
-    fn forget(&mut self) {
-        let is_waiting = |reader: &Weak<WaitingThread>| reader.strong_count() > 0;
-        self.next = self.readers[..self.next].iter().filter(|reader| is_waiting(reader)).count();
-        self.readers.retain(is_waiting);
-    }
-}
-
-impl WatchShared {
-    fn lock(&self) -> MutexGuard<'_, WatchedThreads> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        number
     }
 
     /// Looks up readers in rounds, for as long as the other process replies.
@@ -128,57 +92,45 @@ impl WatchShared {
         loop {
             std::thread::sleep(EVERY);
             let readers = self.round();
-            match look_up(&mut socket, &readers) {
-                Ok(states) => {
-                    for (reader, state) in readers.iter().zip(states) {
-                        if matches!(state, ThreadState::Ending | ThreadState::Gone) {
-                            reader.left.store(true, Ordering::Relaxed);
-                        }
-                    }
-                }
-                Err(_) => {
-                    log::warn!("cancelled reads are no longer detected: the helper process does not reply");
-                    let mut state = self.lock();
-                    (state.ended, state.readers) = (true, Vec::new());
-                    return;
-                }
+            let Ok(have_left) = look_up(&mut socket, &readers) else {
+                log::warn!("cancelled reads are no longer detected: the helper process does not reply");
+                let mut state = self.lock();
+                (state.ended, state.waiting) = (true, BTreeMap::new());
+                return;
+            };
+            for (reader, has_left) in readers.iter().zip(have_left) {
+                reader.left.fetch_or(has_left, Ordering::Relaxed);
             }
         }
     }
 
     /// Waits until there are readers, and returns those of the next round.
-    fn round(&self) -> Vec<Arc<WaitingThread>> {
-        let mut state = self.lock();
-        loop {
-            state.forget();
-            if !state.readers.is_empty() {
-                break;
-            }
-            state = self.added.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        let is_due = |reader: &WaitingThread| reader.since.elapsed() >= EVERY && !reader.left.load(Ordering::Relaxed);
-        let mut round = Vec::new();
-        while round.len() < BATCH && state.next < state.readers.len() {
-            round.extend(state.readers[state.next].upgrade().filter(|reader| is_due(reader)));
-            state.next += 1;
-        }
-        if state.next == state.readers.len() {
-            state.next = 0;
-        }
-        round
+    fn round(&self) -> Vec<WatchedThread> {
+        let waited = self.added.wait_while(self.lock(), |state| state.waiting.is_empty());
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        let due = state.waiting.range(state.round_from..).filter(|(_, reader)| reader.is_due()).take(BATCH);
+        let (numbers, readers): (Vec<u64>, Vec<WatchedThread>) = due.map(|(at, reader)| (*at, reader.clone())).unzip();
+        state.round_from = numbers.last().filter(|_| numbers.len() == BATCH).map_or(0, |last| last + 1);
+        readers
     }
 }
 
-/// The states of some readers. Fails when the other process has closed the socket; waits for it as long as it is only
-/// stopped.
-fn look_up(socket: &mut UnixStream, readers: &[Arc<WaitingThread>]) -> io::Result<Vec<ThreadState>> {
+impl WatchedThread {
+    fn is_due(&self) -> bool {
+        self.since.elapsed() >= EVERY && !self.left.load(Ordering::Relaxed)
+    }
+}
+
+/// Whether each of some readers waits no longer. Fails when the other process has closed the socket; waits for it as
+/// long as it is only stopped.
+fn look_up(socket: &mut UnixStream, readers: &[WatchedThread]) -> io::Result<Vec<bool>> {
     let threads: Vec<u8> = readers.iter().flat_map(|reader| reader.thread.to_le_bytes()).collect();
     // The socket has room for a batch.
     socket.write_all(&threads)?;
-    let mut numbers = vec![0; readers.len()];
+    let mut replies = vec![0; readers.len()];
     let (mut received, mut is_late) = (0, false);
-    while received < numbers.len() {
-        match socket.read(&mut numbers[received..]) {
+    while received < replies.len() {
+        match socket.read(&mut replies[received..]) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(len) => received += len,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
@@ -191,62 +143,76 @@ fn look_up(socket: &mut UnixStream, readers: &[Arc<WaitingThread>]) -> io::Resul
             Err(error) => return Err(error),
         }
     }
-    let state = |number: &u8| ThreadState::ALL.get(usize::from(*number)).copied().unwrap_or(ThreadState::Hidden);
-    Ok(numbers.iter().map(state).collect())
+    Ok(replies.into_iter().map(|reply| reply == 1).collect())
 }
 
-/// Replies to the queries of the [`ReaderWatch`] at the other end of `socket`, until that end is closed.
-pub fn answer(mut socket: UnixStream) {
+/// Replies to the queries of the [`ReaderWatch`] at the other end of `socket`, until that end is closed: a thread in
+/// four bytes, whether it waits no longer in one.
+pub fn answer_reader_queries(mut socket: UnixStream) {
     let mut thread = [0; 4];
     while socket.read_exact(&mut thread).is_ok() {
-        let state = look(u32::from_le_bytes(thread));
-        if socket.write_all(&[state as u8]).is_err() {
+        let has_left = has_left(u32::from_le_bytes(thread));
+        if socket.write_all(&[has_left.into()]).is_err() {
             break;
         }
     }
 }
 
-fn look(thread: u32) -> ThreadState {
-    let status = |thread: u32| std::fs::read_to_string(format!("/proc/{thread}/status"));
-    match status(thread) {
-        Ok(status) if is_ending(&status) => ThreadState::Ending,
-        Ok(_) => ThreadState::Staying,
+/// Whether a thread is gone, or exits as soon as it gets its reply.
+fn has_left(thread: u32) -> bool {
+    match std::fs::read_to_string(format!("/proc/{thread}/status")) {
+        Ok(status) => is_ending(&status),
         // If /proc hides process 1, it hides the processes of other users too.
-        Err(error) if error.kind() == ErrorKind::NotFound && status(1).is_ok() => ThreadState::Gone,
-        Err(_) => ThreadState::Hidden,
+        Err(error) => error.kind() == ErrorKind::NotFound && std::fs::read_to_string("/proc/1/status").is_ok(),
     }
 }
 
 /// A thread that waits for a reply. It is looked up until this is dropped.
 #[derive(Debug)]
-pub(super) struct WaitingReader(Arc<WaitingThread>);
+pub(super) struct WaitingReader {
+    number: u64,
+    left: Arc<AtomicBool>,
+    watch: Arc<ReaderWatch>,
+}
 
 impl WaitingReader {
     /// The thread with the number in the request, which is 0 if the kernel does not report it. Does not wait for the
     /// other process.
-    pub fn new(thread: u32, watch: &ReaderWatch) -> Self {
-        let waiting = Arc::new(WaitingThread { thread, since: Instant::now(), left: AtomicBool::new(false) });
-        if thread != 0 {
-            watch.add(&waiting);
-        }
-        Self(waiting)
+    pub fn new(thread: u32, watch: &Arc<ReaderWatch>) -> Self {
+        let left = Arc::default();
+        let number = if thread == 0 { 0 } else { watch.add(thread, &left) };
+        Self { number, left, watch: watch.clone() }
     }
 
     /// Whether nobody waits for the reply any more. This is the result of the last lookup.
-    pub fn is_leaving(&self) -> bool {
-        self.0.left.load(Ordering::Relaxed)
+    fn is_leaving(&self) -> bool {
+        self.left.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for WaitingReader {
+    fn drop(&mut self) {
+        self.watch.lock().waiting.remove(&self.number);
+    }
+}
+
+impl<R> WaitingClient<R> for WaitingReader {
+    fn has_left(&self, _: Option<&R>) -> bool {
+        self.is_leaving()
     }
 }
 
 /// Whether a signal is pending that is neither blocked nor ignored nor harmless. Of the signals that a program handles
 /// itself, only SIGHUP, SIGINT, SIGQUIT and SIGTERM count. Otherwise a program with a timer would never get a reply.
 fn is_ending(status: &str) -> bool {
-    let mask = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-        u64::from_str_radix(line.trim(), 16).unwrap_or(0)
-    };
-    let pending = mask("SigPnd:") | mask("ShdPnd:");
-    pending & !mask("SigBlk:") & !mask("SigIgn:") & !HARMLESS & !(mask("SigCgt:") & !ASK_TO_END) != 0
+    let pending = signal_mask(status, "SigPnd:") | signal_mask(status, "ShdPnd:");
+    let [blocked, ignored, caught] = ["SigBlk:", "SigIgn:", "SigCgt:"].map(|name| signal_mask(status, name));
+    pending & !blocked & !ignored & !HARMLESS & !(caught & !ASK_TO_END) != 0
+}
+
+fn signal_mask(status: &str, name: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+    u64::from_str_radix(line.trim(), 16).unwrap_or(0)
 }
 
 const fn bit(signal: u32) -> u64 {
@@ -286,7 +252,7 @@ mod tests {
     #[test]
     fn exited_threads_are_leaving() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        std::thread::spawn(move || answer(theirs));
+        std::thread::spawn(move || answer_reader_queries(theirs));
         let watch = ReaderWatch::new(ours);
         let staying = [std::process::id(), 0].map(|thread| WaitingReader::new(thread, &watch));
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
@@ -301,7 +267,7 @@ mod tests {
         drop(readers);
         let last = WaitingReader::new(child.id(), &watch);
         wait_until(|| last.is_leaving());
-        wait_until(|| watch.0.lock().readers.len() == 2);
+        wait_until(|| watch.lock().waiting.len() == 2);
     }
 
     #[test]
@@ -316,13 +282,13 @@ mod tests {
         let later = WaitingReader::new(8, &watch);
         // Readers that get their reply meanwhile take no memory.
         (0..100_000).for_each(|_| drop(WaitingReader::new(9, &watch)));
-        assert!(watch.0.lock().readers.len() <= 2 * BATCH);
+        assert!(watch.lock().waiting.len() <= 2);
         assert!(!reader.is_leaving() && !later.is_leaving());
-        theirs.write_all(&[ThreadState::Gone as u8]).unwrap();
+        theirs.write_all(&[1]).unwrap();
         wait_until(|| reader.is_leaving());
         theirs.read_exact(&mut thread).unwrap();
         assert_eq!(u32::from_le_bytes(thread), 8);
-        theirs.write_all(&[ThreadState::Ending as u8]).unwrap();
+        theirs.write_all(&[1]).unwrap();
         wait_until(|| later.is_leaving());
     }
 
@@ -332,8 +298,8 @@ mod tests {
         let watch = ReaderWatch::new(ours);
         drop(theirs);
         let reader = WaitingReader::new(std::process::id(), &watch);
-        wait_until(|| watch.0.lock().ended);
+        wait_until(|| watch.lock().ended);
         assert!(!reader.is_leaving() && !WaitingReader::new(1, &watch).is_leaving());
-        assert!(watch.0.lock().readers.is_empty());
+        assert!(watch.lock().waiting.is_empty());
     }
 }

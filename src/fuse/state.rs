@@ -1,19 +1,18 @@
-//! What all requests share, and how results become replies of fuser.
+//! The state that requests share, the log of faults, and how results become values of fuser.
 
-use super::faults::FaultLog;
 use super::reader::ReaderWatch;
 use crate::content::{self, ReadRequest, WaitFor, WaitResource};
-use crate::fs::{self, Attr, FileKind, Superblock};
+use crate::fs::{self, Attr, FileKind, MountedTree};
 use crate::model;
 use crate::schedule::{ScheduledJob, Scheduler};
-use crate::source::{self, Bytes, RemoteFailure};
-use fuser::{Errno, FileAttr, FileType, Generation, INodeNo, Notifier, ReplyData, ReplyEntry, ReplyXattr};
+use crate::source::{self, ErrorCause, RemoteFailure};
+use fuser::{Errno, FileAttr, FileType, INodeNo, Notifier};
+use std::collections::HashSet;
+use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
-
-/// Inode numbers are never reused.
-pub(super) const GENERATION: Generation = Generation(0);
 
 /// The lane of the scheduler for notifications to the kernel. No device has this number.
 const NOTIFICATIONS: u64 = u64::MAX;
@@ -21,9 +20,9 @@ const NOTIFICATIONS: u64 = u64::MAX;
 /// State that requests share with parked operations.
 #[derive(Debug)]
 pub(super) struct AdapterState {
-    pub superblock: Superblock,
+    pub tree: MountedTree,
     pub scheduler: Scheduler,
-    pub watch: ReaderWatch,
+    pub watch: Arc<ReaderWatch>,
     pub faults: FaultLog,
     /// Set once the session exists.
     pub notifier: OnceLock<Notifier>,
@@ -38,13 +37,13 @@ fn errno(error: &fs::Error) -> Errno {
         fs::Error::IsADirectory => Errno::EISDIR,
         fs::Error::NoAttribute => Errno::ENODATA,
         fs::Error::NotALink => Errno::EINVAL,
+        fs::Error::Stale => Errno::ESTALE,
         fs::Error::Model(model::Error::Source(error)) => source_errno(error),
         fs::Error::Changed { .. } | fs::Error::Model(_) => Errno::EIO,
         fs::Error::Content(error) => match error {
             content::Error::Source(error) => source_errno(error),
             content::Error::Compute(_) => Errno::EIO,
             content::Error::Interrupted => Errno::EINTR,
-            content::Error::TimedOut => Errno::ETIMEDOUT,
             content::Error::WouldBlock(_) => Errno::EAGAIN,
             content::Error::NoMemory => Errno::ENOMEM,
         },
@@ -55,9 +54,9 @@ fn source_errno(error: &source::Error) -> Errno {
     match error {
         source::Error::Changed { .. } | source::Error::Replaced { .. } => Errno::ESTALE,
         source::Error::Remote { failure: RemoteFailure::Changed, .. } => Errno::ESTALE,
-        source::Error::Remote { .. } => Errno::EIO,
+        source::Error::Remote { .. } | source::Error::Cut { .. } => Errno::EIO,
+        source::Error::OutOfRange { .. } | source::Error::NotAFile { .. } => Errno::EIO,
         source::Error::Outside { .. } => Errno::EACCES,
-        source::Error::Cut { .. } | source::Error::OutOfRange { .. } | source::Error::NotAFile { .. } => Errno::EIO,
         source::Error::Io { error, .. } => match error.raw_os_error() {
             // The source is on a FUSE mount whose daemon is gone. A reader that got these errors would conclude that
             // the daemon of this mount is gone.
@@ -97,24 +96,8 @@ pub(super) fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// The reply for a name that does not exist: inode number 0. The kernel caches this reply, but not an ENOENT error.
-fn no_entry() -> FileAttr {
-    file_attr(&NO_ATTR)
-}
-
-/// Empty attributes.
 pub(super) const NO_ATTR: Attr =
     Attr { ino: 0, kind: FileKind::File, size: 0, blocks: 0, nlink: 0, perm: 0, uid: 0, gid: 0, mtime: UNIX_EPOCH };
-
-/// Replies with an extended attribute: its size if `size` is 0, otherwise its bytes if they fit into `size`.
-pub(super) fn reply_xattr(value: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
-    match value {
-        Err(errno) => reply.error(errno),
-        Ok(value) if size == 0 => reply.size(value.len() as u32),
-        Ok(value) if value.len() > size as usize => reply.error(Errno::ERANGE),
-        Ok(value) => reply.data(&value),
-    }
-}
 
 impl AdapterState {
     /// The errno of a failed operation. Logs the fault if it is new.
@@ -122,56 +105,23 @@ impl AdapterState {
         self.faults.log(error);
         errno(error)
     }
-
-    /// Replies to a read. Returns false if the source has changed since it was opened, so that the kernel may have
-    /// copied bytes of another version.
-    pub(super) fn reply_read(&self, read: Result<Bytes, fs::Error>, reply: ReplyData) -> bool {
-        let bytes = match read {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                reply.error(self.errno(&error));
-                return true;
-            }
-        };
-        // This comes first, so that a reader who has received bytes finds them counted.
-        self.superblock.count_served(bytes.len());
-        // fuser does not return the result of writing the reply. But that is the last system call here, so errno holds
-        // its error. EFAULT means that the kernel could not read the bytes and returned EIO to the reader.
-        nix::errno::Errno::clear();
-        reply.data(&bytes);
-        let unreadable = nix::errno::Errno::last() == nix::errno::Errno::EFAULT;
-        match bytes.verify(unreadable) {
-            Ok(()) => true,
-            Err(error) => {
-                self.faults.log_source(&error);
-                false
-            }
-        }
-    }
-
-    /// Drops a range of a file from the page cache, because its source has changed. The notification waits for pages
-    /// that the kernel is still reading from this process, so a thread of the scheduler sends it.
-    pub(super) fn recall(self: &Arc<Self>, ino: INodeNo, range: &Range<u64>) {
-        let recall = PageRecall { state: self.clone(), ino, range: range.clone() };
-        self.scheduler.park(Arc::new(recall), WaitFor { need: WaitResource::Device(NOTIFICATIONS), key: None });
-    }
-
-    /// Replies to a lookup.
-    pub(super) fn reply_entry(&self, found: Result<Attr, fs::Error>, reply: ReplyEntry) {
-        match found {
-            Ok(attr) => reply.entry(&self.ttl, &file_attr(&attr), GENERATION),
-            Err(fs::Error::NoEntry) => reply.entry(&self.ttl, &no_entry(), GENERATION),
-            Err(error) => reply.error(self.errno(&error)),
-        }
-    }
 }
 
-/// Sends a notification to the kernel.
-struct PageRecall {
+/// Drops a range of a file from the page cache of the kernel.
+pub(super) struct PageRecall {
     state: Arc<AdapterState>,
     ino: INodeNo,
     /// In bytes.
     range: Range<u64>,
+}
+
+impl PageRecall {
+    /// Sends the notification on a thread of the scheduler, because it waits for pages that the kernel is still reading
+    /// from this process.
+    pub(super) fn park(state: &Arc<AdapterState>, ino: INodeNo, range: Range<u64>) {
+        let wait = WaitFor { need: WaitResource::Device(NOTIFICATIONS), key: None };
+        state.scheduler.park(Arc::new(Self { state: state.clone(), ino, range }), wait);
+    }
 }
 
 impl ScheduledJob for PageRecall {
@@ -183,10 +133,35 @@ impl ScheduledJob for PageRecall {
         }
         None
     }
+}
 
-    fn is_cancelled(&self) -> bool {
-        false
+/// The faults that have been logged. Each fault of a file is logged once, however many reads fail because of it. A
+/// fault is identified by its file and cause, or else by its message.
+#[derive(Debug, Default)]
+pub(super) struct FaultLog(Mutex<HashSet<(PathBuf, Option<ErrorCause>)>>);
+
+impl FaultLog {
+    /// Logs an error of a request, unless it has been logged before or is not a fault of the source.
+    fn log(&self, error: &fs::Error) {
+        match error {
+            fs::Error::Content(content::Error::Source(error)) => self.log_source(error),
+            fs::Error::Model(_) | fs::Error::Changed { .. } => self.log_once((error.to_string().into(), None), error),
+            _ => {}
+        }
     }
 
-    fn cancel(&self) {}
+    /// Logs an error of a source, unless it has been logged before.
+    pub(super) fn log_source(&self, error: &source::Error) {
+        let fault = match error.fault() {
+            Some((path, cause)) => (path.to_owned(), Some(cause)),
+            None => (error.to_string().into(), None),
+        };
+        self.log_once(fault, error);
+    }
+
+    fn log_once(&self, fault: (PathBuf, Option<ErrorCause>), error: &impl fmt::Display) {
+        if self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(fault) {
+            log::warn!("{error}");
+        }
+    }
 }

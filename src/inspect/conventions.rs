@@ -3,20 +3,18 @@
 //! Sources: `github.com/Stability-AI/ModelSpec` 1.0.1, README; `github.com/kohya-ss/sd-scripts`, `train_network.py`.
 
 use crate::format::MetadataValue;
-use crate::model::metadata_text;
 use crate::text::quote;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use jiff::civil::DateTime;
+use std::collections::BTreeMap;
 
-/// The prefix of ModelSpec's keys.
 pub const MODELSPEC_PREFIX: &str = "modelspec.";
 
 /// The prefixes of sd-scripts' keys and of the hashes that it adds.
 const KOHYA_PREFIXES: [&str; 2] = ["ss_", "sshs_"];
 
-/// A metadata key and its label.
 pub type Label = (&'static str, &'static str);
 
 /// The keys of ModelSpec without their prefix, in the order in which they are printed.
@@ -92,7 +90,6 @@ pub const KOHYA: [Label; 34] = [
 pub(super) const KOHYA_JSON: [&str; 6] =
     ["ss_network_args", "ss_datasets", "ss_tag_frequency", "ss_dataset_dirs", "ss_reg_dataset_dirs", "ss_bucket_info"];
 
-/// Whether a key was written by sd-scripts.
 pub fn is_kohya(key: &str) -> bool {
     KOHYA_PREFIXES.iter().any(|prefix| key.starts_with(prefix))
 }
@@ -105,39 +102,33 @@ pub(super) fn sha256(value: &str) -> Option<String> {
 
 /// Violations of ModelSpec: key without prefix, and message. Empty if the metadata has no ModelSpec key.
 pub(super) fn modelspec_faults(metadata: &[(String, MetadataValue)]) -> Vec<(&str, String)> {
-    fn strip((key, value): &(String, MetadataValue)) -> Option<(&str, &str)> {
-        Some((key.strip_prefix(MODELSPEC_PREFIX)?, value.text()))
+    let present = metadata.iter().filter_map(|(key, value)| Some((key.strip_prefix(MODELSPEC_PREFIX)?, value.text())));
+    let present: BTreeMap<&str, &str> = present.collect();
+    if present.is_empty() {
+        return Vec::new();
     }
-    let mut faults = Vec::new();
-    let mut present = metadata.iter().filter_map(strip).peekable();
-    if present.peek().is_none() {
-        return faults;
-    }
-    let has =
-        |key: &str| metadata_text(metadata, &format!("{MODELSPEC_PREFIX}{key}")).is_some_and(|value| !value.is_empty());
-    for key in ["sai_model_spec", "architecture", "implementation", "title"] {
-        if !has(key) {
-            faults.push((key, "missing, but every model must have it".to_owned()));
-        }
-    }
-    if !has("resolution") && !has("data_format") {
+    let required = ["sai_model_spec", "architecture", "implementation", "title"];
+    let missing = required.into_iter().filter(|key| is_missing(&present, key));
+    let mut faults: Vec<_> = missing.map(|key| (key, "missing, but every model must have it".to_owned())).collect();
+    if is_missing(&present, "resolution") && is_missing(&present, "data_format") {
         let message = "missing, as is modelspec.data_format: image models need resolution, text models data_format";
         faults.push(("resolution", message.to_owned()));
     }
-    let diffusion =
-        metadata_text(metadata, "modelspec.architecture").is_some_and(|name| name.starts_with("stable-diffusion"));
-    faults.extend(present.filter_map(|(key, value)| Some((key, value_fault(key, value, diffusion)?))));
+    let diffusion = present.get("architecture").is_some_and(|name| name.starts_with("stable-diffusion"));
+    faults.extend(present.into_iter().filter_map(|(key, value)| Some((key, value_fault(key, value, diffusion)?))));
     faults
+}
+
+fn is_missing(present: &BTreeMap<&str, &str>, key: &str) -> bool {
+    present.get(key).is_none_or(|value| value.is_empty())
 }
 
 /// The error in a value, if there is one.
 fn value_fault(key: &str, value: &str, diffusion: bool) -> Option<String> {
-    let number = |text: &str| !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
-    let pair = |separator| value.split_once(separator).is_some_and(|(a, b)| number(a) && number(b));
     let (sound, wanted) = match key {
         "sai_model_spec" => (value.starts_with("1.0"), "a known version, such as 1.0.1"),
-        "resolution" => (pair('x'), "WIDTHxHEIGHT, such as 1024x1024"),
-        "timestep_range" => (pair(','), "MIN,MAX, such as 0,499"),
+        "resolution" => (is_pair(value, 'x'), "WIDTHxHEIGHT, such as 1024x1024"),
+        "timestep_range" => (is_pair(value, ','), "MIN,MAX, such as 0,499"),
         "is_negative_embedding" => (matches!(value, "true" | "false"), "true or false"),
         "prediction_type" if diffusion => (matches!(value, "v" | "epsilon"), "v or epsilon"),
         "date" => (is_date(value), "an ISO 8601 date, such as 2023-07-16"),
@@ -149,16 +140,24 @@ fn value_fault(key: &str, value: &str, diffusion: bool) -> Option<String> {
     (!sound).then(|| format!("is {}, but should be {wanted}", quote(value)))
 }
 
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit())
+}
+
+fn is_pair(value: &str, separator: char) -> bool {
+    value.split_once(separator).is_some_and(|(a, b)| is_number(a) && is_number(b))
+}
+
 fn is_hash(value: &str, digits: usize) -> bool {
-    let lower = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
-    value.strip_prefix("0x").is_some_and(|text| !text.is_empty() && text.len() == digits && text.bytes().all(lower))
+    let Some(text) = value.strip_prefix("0x") else { return false };
+    !text.is_empty() && text.len() == digits && text.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Whether a value is a year, a month, or a date with or without time and zone.
 fn is_date(value: &str) -> bool {
-    let month = |text: &str| text.len() == 7 && format!("{text}-01").parse::<DateTime>().is_ok();
-    let year = |text: &str| text.len() == 4 && text.bytes().all(|digit| digit.is_ascii_digit());
-    value.parse::<DateTime>().is_ok() || value.parse::<Timestamp>().is_ok() || month(value) || year(value)
+    let is_month = value.len() == 7 && format!("{value}-01").parse::<DateTime>().is_ok();
+    let is_year = value.len() == 4 && is_number(value);
+    is_month || is_year || value.parse::<DateTime>().is_ok() || value.parse::<Timestamp>().is_ok()
 }
 
 fn is_picture(value: &str) -> bool {

@@ -7,7 +7,6 @@ use crate::format::{MetadataValue, ScalarType};
 use crate::model::find_value;
 use std::collections::HashSet;
 
-/// Facts about a GGUF model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GgufFacts<'m> {
     /// Facts about the whole model, such as its name.
@@ -16,7 +15,6 @@ pub struct GgufFacts<'m> {
     pub network: Vec<GgufFact<'m>>,
     /// The quantization that most tensors have.
     pub file_type: Option<GgufFileType>,
-    /// The tokenizer.
     pub tokenizer: TokenizerFacts<'m>,
     /// The Jinja template that turns messages into a prompt.
     pub chat_template: Option<&'m str>,
@@ -24,34 +22,28 @@ pub struct GgufFacts<'m> {
     pub keys: HashSet<String>,
 }
 
-/// The value of a metadata key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GgufFact<'m> {
     /// A label for the value, for people.
     pub label: &'static str,
     /// A name for the value, for programs.
     pub name: &'static str,
-    /// The value.
     pub value: &'m MetadataValue,
 }
 
 /// The value of `general.file_type`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GgufFileType {
-    /// The number in the file.
     pub number: String,
     /// The name that llama.cpp prints; `None` if the number is not known.
     pub name: Option<&'static str>,
 }
 
-/// A tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TokenizerFacts<'m> {
     /// Its kind and its pre-tokenizer.
     pub facts: Vec<GgufFact<'m>>,
-    /// Number of tokens.
     pub tokens: Option<usize>,
-    /// Tokens with a special meaning.
     pub special: Vec<SpecialToken<'m>>,
 }
 
@@ -62,7 +54,6 @@ pub struct SpecialToken<'m> {
     pub label: &'static str,
     /// Its meaning, for programs.
     pub name: &'static str,
-    /// Its number.
     pub id: &'m MetadataValue,
     /// Its text; `None` if there is no token with that number.
     pub text: Option<String>,
@@ -105,55 +96,76 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 const FILE_TYPE: &str = "general.file_type";
 
+/// Finds facts in metadata that is sorted by key.
+struct FactFinder<'m> {
+    metadata: &'m [(String, MetadataValue)],
+    keys: HashSet<String>,
+}
+
+impl<'m> FactFinder<'m> {
+    /// The value of a key if it has the right kind. `is_array` is `None` if it may be an array or not.
+    fn find(
+        &mut self,
+        key: &str,
+        is_kind: fn(ScalarType) -> bool,
+        is_array: Option<bool>,
+    ) -> Option<&'m MetadataValue> {
+        let value = find_value(self.metadata, key)?;
+        if !is_kind(value.kind()) || is_array.is_some_and(|is_array| is_array != value.is_array()) {
+            return None;
+        }
+        self.keys.insert(key.to_owned());
+        Some(value)
+    }
+
+    fn text(&mut self, key: &str) -> Option<&'m str> {
+        self.find(key, ScalarType::is_string, Some(false)).map(MetadataValue::text)
+    }
+
+    fn facts(
+        &mut self,
+        prefix: &str,
+        labels: &[Label],
+        is_kind: fn(ScalarType) -> bool,
+        is_array: Option<bool>,
+    ) -> Vec<GgufFact<'m>> {
+        let facts = labels.iter().filter_map(|(key, label, name)| {
+            let value = self.find(&format!("{prefix}{key}"), is_kind, is_array)?;
+            Some(GgufFact { label, name, value })
+        });
+        facts.collect()
+    }
+}
+
 impl<'m> GgufFacts<'m> {
     /// The facts in the metadata, which is sorted by key. `None` if there are none.
     pub fn of(metadata: &'m [(String, MetadataValue)]) -> Option<Self> {
-        let mut keys = HashSet::new();
-        let mut find = |key: &str, is_kind: fn(ScalarType) -> bool, array: ArrayRule| {
-            let value = find_value(metadata, key)?;
-            let fits = is_kind(value.kind()) && array.allows(value.is_array());
-            fits.then(|| keys.insert(key.to_owned())).map(|_| value)
-        };
-        let mut facts = |prefix: &str, labels: &[Label], is_kind: fn(ScalarType) -> bool, array| {
-            let fact = |(key, label, name): &Label| {
-                let value = find(&format!("{prefix}{key}"), is_kind, array)?;
-                Some(GgufFact { label, name, value })
-            };
-            labels.iter().filter_map(fact).collect::<Vec<_>>()
-        };
-        let general = facts("", &GENERAL, ScalarType::is_string, ArrayRule::No);
+        let mut finder = FactFinder { metadata, keys: HashSet::new() };
+        let general = finder.facts("", &GENERAL, ScalarType::is_string, Some(false));
         let network = match general.first() {
             Some(GgufFact { name: "architecture", value, .. }) => {
-                facts(&format!("{}.", value.text()), &NETWORK, ScalarType::is_integer, ArrayRule::Either)
+                finder.facts(&format!("{}.", value.text()), &NETWORK, ScalarType::is_integer, None)
             }
             _ => Vec::new(),
         };
-        let tokenizer = facts("", &TOKENIZER, ScalarType::is_string, ArrayRule::No);
-        let special = facts("", &SPECIAL, ScalarType::is_integer, ArrayRule::No);
-        let tokens = find(TOKENS, ScalarType::is_string, ArrayRule::Yes).map(MetadataValue::text);
-        let token = |id: &MetadataValue| {
-            let line = tokens?.lines().nth(id.text().parse().ok()?)?;
-            serde_json::from_str(line).ok()
-        };
-        let special = special.into_iter().map(|GgufFact { label, name, value: id }| SpecialToken {
-            label,
-            name,
-            id,
-            text: token(id),
+        let tokens = finder.find(TOKENS, ScalarType::is_string, Some(true)).map(MetadataValue::text);
+        let special = finder.facts("", &SPECIAL, ScalarType::is_integer, Some(false));
+        let special = special.into_iter().map(|GgufFact { label, name, value: id }| {
+            let line = id.text().parse().ok().and_then(|at| tokens?.lines().nth(at));
+            SpecialToken { label, name, id, text: line.and_then(|line| serde_json::from_str(line).ok()) }
         });
         let tokenizer = TokenizerFacts {
-            facts: tokenizer,
+            facts: finder.facts("", &TOKENIZER, ScalarType::is_string, Some(false)),
             tokens: tokens.map(|tokens| tokens.lines().count()),
             special: special.collect(),
         };
-        let file_type = find(FILE_TYPE, ScalarType::is_integer, ArrayRule::No).map(MetadataValue::text);
-        let file_type = file_type.map(|number| GgufFileType {
-            name: number.parse().ok().and_then(file_type_name),
-            number: number.to_owned(),
+        let file_type = finder.find(FILE_TYPE, ScalarType::is_integer, Some(false)).map(|value| GgufFileType {
+            number: value.text().to_owned(),
+            name: value.text().parse().ok().and_then(file_type_name),
         });
-        let chat_template = find(CHAT_TEMPLATE, ScalarType::is_string, ArrayRule::No).map(MetadataValue::text);
-        let is_empty = keys.is_empty();
-        (!is_empty).then_some(Self { general, network, file_type, tokenizer, chat_template, keys })
+        let chat_template = finder.text(CHAT_TEMPLATE);
+        let keys = finder.keys;
+        (!keys.is_empty()).then_some(Self { general, network, file_type, tokenizer, chat_template, keys })
     }
 
     /// The first line of the chat template that is not empty.
@@ -162,25 +174,6 @@ impl<'m> GgufFacts<'m> {
     }
 }
 
-/// Whether a value may or must be an array.
-#[derive(Clone, Copy)]
-enum ArrayRule {
-    No,
-    Yes,
-    Either,
-}
-
-impl ArrayRule {
-    fn allows(self, is_array: bool) -> bool {
-        match self {
-            Self::No => !is_array,
-            Self::Yes => is_array,
-            Self::Either => true,
-        }
-    }
-}
-
-/// The name of a value of `general.file_type`.
 fn file_type_name(number: u32) -> Option<&'static str> {
     Some(match number {
         0 => "all F32",

@@ -10,17 +10,13 @@ use crate::text::HexDigits;
 use crate::threads;
 use serde_json::to_writer;
 use sha2::{Digest, Sha256};
-use std::fmt::Write as _;
 use std::io::{self, BufWriter, Write};
 
-/// The identity of a model without its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelIdentity {
     /// SHA-256 of the canonical text, as 64 lower-case hexadecimal digits.
     pub hash: String,
-    /// Number of tensors in the text.
     pub tensors: usize,
-    /// Number of metadata keys in the text.
     pub metadata: usize,
 }
 
@@ -73,39 +69,40 @@ fn write_canonical(model: &Model, tensors: &[TensorId], out: &mut impl Write) ->
 
 /// A metadata value in the form of weight-inspect, which is then written as a JSON string.
 fn canonical(value: &MetadataValue) -> String {
-    let one = |text: &str| match value.kind() {
+    match (value.is_array(), value.kind()) {
+        (false, kind) => canonical_scalar(kind, value.text()),
+        (true, kind) => {
+            let elements = value.text().lines().map(|line| match kind {
+                ScalarType::String => hash_string(&serde_json::from_str::<String>(line).unwrap_or_default()),
+                kind => canonical_scalar(kind, line),
+            });
+            format!("[{}]", elements.collect::<Vec<_>>().join(","))
+        }
+    }
+}
+
+fn canonical_scalar(kind: ScalarType, text: &str) -> String {
+    match kind {
         ScalarType::String => hash_string(text),
         ScalarType::Bool => text.to_owned(),
         ScalarType::F32 => format!("f32:{}", f64::from(text.parse::<f32>().unwrap_or(f32::NAN)).to_bits()),
         ScalarType::F64 => text.parse::<f64>().unwrap_or(f64::NAN).to_bits().to_string(),
         // weight-inspect converts all integers to signed 64 bits.
         _ => (text.parse::<i128>().unwrap_or_default() as i64).to_string(),
-    };
-    if !value.is_array() {
-        return one(value.text());
     }
-    let element = |line: &str| match value.kind() {
-        ScalarType::String => hash_string(&serde_json::from_str::<String>(line).unwrap_or_default()),
-        _ => one(line),
-    };
-    format!("[{}]", value.text().lines().map(element).collect::<Vec<_>>().join(","))
 }
 
-/// A string with quotes and escapes.
+/// A string with quotes and escapes, which differ from those of serde_json for some control characters.
 fn hash_string(value: &str) -> String {
     let mut text = String::with_capacity(value.len() + 2);
     text.push('"');
     for char in value.chars() {
         match char {
-            '"' => text.push_str("\\\""),
-            '\\' => text.push_str("\\\\"),
+            '"' | '\\' => text.extend(['\\', char]),
             '\n' => text.push_str("\\n"),
             '\r' => text.push_str("\\r"),
             '\t' => text.push_str("\\t"),
-            char if char.is_ascii_control() => {
-                // Writing to a string cannot fail.
-                let _ = write!(text, "\\u{:04x}", char as u32);
-            }
+            char if char.is_ascii_control() => text.push_str(&format!("\\u{:04x}", char as u32)),
             char => text.push(char),
         }
     }

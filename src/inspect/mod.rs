@@ -10,5 +10,5 @@ mod training;
 pub use conventions::{KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, is_kohya};
 pub use gguf::{GgufFact, GgufFacts, GgufFileType, SpecialToken};
 pub use identity::ModelIdentity;
-pub use totals::{QuantizationTotal, TensorBreakdown, TensorTotals};
+pub use totals::{QuantizationTotal, TensorBreakdown, TensorTotals, summary_of};
 pub use training::{ImageFolder, TrainingFacts};

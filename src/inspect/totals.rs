@@ -4,19 +4,17 @@ use crate::format::TensorInfo;
 use crate::model::quantization::{QuantizedWeight, WeightClass};
 use crate::model::{Model, TensorId};
 use crate::natural;
+use crate::units::{format_size, plural};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Counts of a group of tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TensorTotals {
-    /// Number of tensors.
     pub tensors: u64,
     /// Number of elements: the products of the dimensions. A quantized weight counts with its logical dimensions, and
     /// its companions have no parameters. If packed values are not recognised, their stored elements count.
     pub parameters: u64,
-    /// Size in bytes.
     pub nbytes: u64,
 }
 
@@ -25,6 +23,11 @@ impl TensorTotals {
         self.tensors += 1;
         self.parameters = self.parameters.saturating_add(parameters);
         self.nbytes = self.nbytes.saturating_add(nbytes);
+    }
+
+    /// The part of the bytes of `all`, in percent. 0 if there are none.
+    pub fn percent_of(&self, all: &Self) -> f64 {
+        if all.nbytes == 0 { 0.0 } else { 100.0 * self.nbytes as f64 / all.nbytes as f64 }
     }
 
     /// Mean number of bits per parameter. `None` if there are no parameters.
@@ -36,7 +39,6 @@ impl TensorTotals {
 /// The weights of a model that are quantized in the same way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuantizationTotal {
-    /// The name of the scheme.
     pub scheme: &'static str,
     /// The type of the codes, such as `INT4`.
     pub dtype: &'static str,
@@ -44,16 +46,13 @@ pub struct QuantizationTotal {
     pub summary: String,
     /// Counts of weights. The size includes the companions.
     pub totals: TensorTotals,
-    /// Number of companions.
     pub companions: u64,
     /// The roles of the companions, each once.
     pub roles: Vec<&'static str>,
 }
 
-/// Counts of tensors by dtype and by module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorBreakdown<'m> {
-    /// All tensors.
     pub all: TensorTotals,
     /// Each dtype, the largest first.
     pub dtypes: Vec<(&'m str, TensorTotals)>,
@@ -71,7 +70,7 @@ impl<'m> TensorBreakdown<'m> {
         let mut quantized = QuantizationTotals::default();
         for id in tensors {
             let tensor = model.tensor(id).info;
-            let weight = model.quantized().weight(id);
+            let weight = model.quantized.weight(id);
             if let Some(weight) = weight {
                 quantized.add(weight);
             }
@@ -89,16 +88,38 @@ impl<'m> TensorBreakdown<'m> {
     }
 }
 
+/// What a model consists of, such as `41 tensors, 10.4 MB of BF16 and F32`. The dtypes with the most bytes come first.
+pub fn summary_of(model: &Model) -> String {
+    let mut dtypes = NamedTotals::default();
+    let (mut tensors, mut nbytes) = (0, 0u64);
+    for id in model.listed().iter() {
+        let tensor = model.tensor(id).info;
+        tensors += 1;
+        nbytes = nbytes.saturating_add(tensor.nbytes());
+        dtypes.of(tensor.dtype.name()).add(0, tensor.nbytes());
+    }
+    let mut dtypes = dtypes.groups;
+    dtypes.sort_by_key(|(name, totals)| (Reverse(totals.nbytes), *name));
+    let counted = format!("{}, {}", plural(tensors, "tensor"), format_size(nbytes));
+    match &dtypes[..] {
+        [] => counted,
+        [(only, _)] => format!("{counted} of {only}"),
+        [(first, _), (second, _)] => format!("{counted} of {first} and {second}"),
+        [(first, _), (second, _), more @ ..] => {
+            format!("{counted} of {first}, {second} and {} more dtypes", more.len())
+        }
+    }
+}
+
 /// The number of parameters of a tensor. If it has the codes of a weight, that of the weight.
 fn parameters(model: &Model, id: TensorId, tensor: &TensorInfo, weight: Option<&QuantizedWeight>) -> u64 {
     match weight {
         Some(weight) => weight.class.elements(),
-        None if model.quantized().is_companion(id) => 0,
+        None if model.quantized.is_companion(id) => 0,
         None => tensor.elements(),
     }
 }
 
-/// Counts of quantized weights, grouped by their summaries.
 #[derive(Default)]
 struct QuantizationTotals {
     groups: Vec<QuantizationTotal>,
@@ -112,7 +133,7 @@ impl QuantizationTotals {
         let at = *self.indices.entry(Arc::as_ptr(&weight.class)).or_insert_with(|| {
             let summary = weight.class.summary();
             groups.iter().position(|group| group.summary == summary).unwrap_or_else(|| {
-                let (scheme, dtype) = (weight.class.scheme.name, weight.class.dtype);
+                let (scheme, dtype) = (weight.class.scheme, weight.class.dtype);
                 let (totals, roles) = (TensorTotals::default(), Vec::new());
                 groups.push(QuantizationTotal { scheme, dtype, summary, totals, companions: 0, roles });
                 groups.len() - 1
@@ -138,7 +159,6 @@ fn module(name: &str, depth: usize) -> &str {
     }
 }
 
-/// Counts by name.
 #[derive(Default)]
 struct NamedTotals<'m> {
     groups: Vec<(&'m str, TensorTotals)>,

@@ -2,19 +2,17 @@
 
 use crate::format::MetadataValue;
 use crate::model::metadata_text;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-/// Number of tags that are listed.
 const TAGS: usize = 10;
 
 /// The training of a model. Missing or malformed values are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct TrainingFacts {
-    /// Folders of images, by name.
     pub folders: Vec<ImageFolder>,
     /// Number of different tags in the captions.
     pub tags: usize,
@@ -26,24 +24,19 @@ pub struct TrainingFacts {
     pub started: Option<String>,
     /// The end of the training, in UTC.
     pub finished: Option<String>,
-    /// The duration in seconds.
     pub seconds: Option<u64>,
 }
 
-/// A folder of images.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ImageFolder {
-    /// Its name.
     pub name: String,
-    /// Number of images.
     pub images: u64,
-    /// How often each image is used in an epoch.
+    /// Number of times that each image is used in an epoch.
     pub repeats: u64,
     /// Whether the images are for regularisation, so that the model does not unlearn what they show.
     pub regularisation: bool,
 }
 
-/// A value of `ss_dataset_dirs`.
 #[derive(Deserialize)]
 struct DatasetDir {
     #[serde(default)]
@@ -51,7 +44,6 @@ struct DatasetDir {
     img_count: u64,
 }
 
-/// The used fields of an entry of `ss_datasets`.
 #[derive(Deserialize)]
 struct TrainingDataset {
     resolution: Option<(u64, u64)>,
@@ -63,11 +55,8 @@ impl TrainingFacts {
         let mut folders = Vec::new();
         for (key, regularisation) in [("ss_dataset_dirs", false), ("ss_reg_dataset_dirs", true)] {
             let dirs: BTreeMap<String, DatasetDir> = json(metadata, key).unwrap_or_default();
-            folders.extend(dirs.into_iter().map(|(name, DatasetDir { n_repeats, img_count })| ImageFolder {
-                name,
-                images: img_count,
-                repeats: n_repeats,
-                regularisation,
+            folders.extend(dirs.into_iter().map(|(name, DatasetDir { n_repeats: repeats, img_count: images })| {
+                ImageFolder { name, images, repeats, regularisation }
             }));
         }
         let (tags, frequent_tags) = tags(metadata);
@@ -76,19 +65,15 @@ impl TrainingFacts {
         resolutions.sort_unstable();
         resolutions.dedup();
         let resolutions = resolutions.into_iter().map(|(width, height)| format!("{width}x{height}")).collect();
-        let started = time(metadata, "ss_training_started_at");
-        let finished = time(metadata, "ss_training_finished_at");
-        let took = |(from, to): (Timestamp, Timestamp)| to.duration_since(from);
-        let seconds = started.zip(finished).map(took).filter(|took| *took >= SignedDuration::ZERO);
-        let seconds = seconds.map(|took| took.as_secs().unsigned_abs());
-        let text = |time: Timestamp| time.to_string();
-        let (started, finished) = (started.map(text), finished.map(text));
+        let [started, finished] = ["ss_training_started_at", "ss_training_finished_at"].map(|key| time(metadata, key));
+        let took = started.zip(finished).map(|(from, to)| to.duration_since(from));
+        let seconds = took.filter(|took| !took.is_negative()).map(|took| took.as_secs().unsigned_abs());
+        let [started, finished] = [started, finished].map(|time| Some(time?.to_string()));
         let training = Self { folders, tags, frequent_tags, resolutions, started, finished, seconds };
         (training != Self::default()).then_some(training)
     }
 }
 
-/// The value of a key, parsed as JSON.
 fn json<T: DeserializeOwned>(metadata: &[(String, MetadataValue)], key: &str) -> Option<T> {
     serde_json::from_str(metadata_text(metadata, key)?).ok()
 }

@@ -27,19 +27,17 @@ pub(super) fn stat_of(location: &Location) -> Option<SourceStat> {
 ///
 /// `from` and the directories above it are not considered.
 pub(super) fn restrict_access(model: &mut Model, from: &Location, dirs: &Directories) {
-    let unopened = model.unopened().iter().filter_map(stat_of);
-    let unopened: Vec<SourceStat> = unopened.collect();
+    let mut needed: Vec<SourceStat> = model.facts.unopened.iter().filter_map(stat_of).collect();
     let locations = model.locations();
-    let is_unopened = |at: usize| at >= locations.len() - model.unopened().len();
+    let opened = locations.len() - model.facts.unopened.len();
     let mut base = dirs.base(from);
-    let traversals = locations.iter().enumerate().filter_map(|(at, location)| {
+    needed.extend(locations.iter().enumerate().filter_map(|(at, location)| {
         match base.as_mut().map(|base| base.traverse(location)) {
             Ok(Ok(traversal)) => traversal.stat,
             // The permissions of the directories are unknown.
-            _ => (!is_unopened(at)).then_some(NOBODY),
+            _ => (at < opened).then_some(NOBODY),
         }
-    });
-    let mut needed: Vec<SourceStat> = unopened.into_iter().chain(traversals).collect();
+    }));
     needed.dedup();
-    model.facts_mut().needed.extend(needed);
+    model.facts.needed.extend(needed);
 }

@@ -1,20 +1,29 @@
 //! Tensors that are made of parts of files: of several files, of some rows, under another name, or of a file without a
 //! header.
 
+use super::ids::ShardId;
 use crate::content::SourceRun;
-use crate::format::{BuildError, Dtype, HeaderBuilder, NewTensor, ParseMode, TensorInfo, TensorTable};
+use crate::format::{self, Dtype, HeaderBuilder, TensorInfo, TensorTable};
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Tensors that are made of parts of files. Their data lies in runs over the numbered sources of a model, which are
 /// read as one file: the ranges of the tensors are ranges of that file.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct AssembledTensors {
     table: TensorTable,
     runs: Arc<[SourceRun]>,
 }
 
-/// The runs that hold the data of an assembled tensor.
+/// The files that hold the data of a tensor.
+#[derive(Debug, Clone)]
+pub enum TensorParts<'m> {
+    /// All of it is in one file, as its header says.
+    One(ShardId),
+    /// Runs in one or several files, one after the other; none for a tensor without data.
+    Many(AssembledRuns<'m>),
+}
+
 #[derive(Debug, Clone)]
 pub struct AssembledRuns<'m> {
     runs: &'m Arc<[SourceRun]>,
@@ -23,23 +32,16 @@ pub struct AssembledRuns<'m> {
 }
 
 impl AssembledTensors {
-    pub fn none() -> Self {
-        Self { table: TensorTable::empty(), runs: [].into() }
-    }
-
-    /// Names, dtypes and shapes.
     pub fn table(&self) -> &TensorTable {
         &self.table
     }
 
-    /// A tensor, whose range counts from its own start, and the runs that hold its data.
-    ///
-    /// # Panics
-    /// If `index` is not below the number of tensors.
-    pub fn tensor(&self, index: usize) -> (TensorInfo<'_>, AssembledRuns<'_>) {
+    /// A tensor, whose range counts from its own start, and its data. Panics unless `index` is below their number.
+    pub fn tensor(&self, index: usize) -> (TensorInfo<'_>, TensorParts<'_>) {
         let info = self.table.tensor(index);
         let part = info.range.clone();
-        (TensorInfo { range: 0..part.end - part.start, ..info }, AssembledRuns { runs: &self.runs, part })
+        let parts = TensorParts::Many(AssembledRuns { runs: &self.runs, part: part.clone() });
+        (TensorInfo { range: 0..part.end - part.start, ..info }, parts)
     }
 }
 
@@ -58,7 +60,6 @@ impl<'m> AssembledRuns<'m> {
         })
     }
 
-    /// Number of runs.
     pub fn count(&self) -> usize {
         self.iter().count()
     }
@@ -69,8 +70,7 @@ impl<'m> AssembledRuns<'m> {
     }
 }
 
-/// Collects the tensors of [`AssembledTensors`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct TensorAssembly {
     builder: HeaderBuilder,
     runs: Vec<SourceRun>,
@@ -78,15 +78,9 @@ pub(super) struct TensorAssembly {
     len: u64,
 }
 
-/// An assembly has too many bytes or names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct AssemblyTooLarge;
+const TOO_LONG: &str = "it would be too long";
 
 impl TensorAssembly {
-    pub fn new() -> Self {
-        Self { builder: HeaderBuilder::new(ParseMode::Strict), runs: Vec::new(), len: 0 }
-    }
-
     /// Adds a tensor in C order. `parts` are ranges of sources, in bytes; together they have the size of the tensor.
     /// The caller has checked that they lie inside the sources.
     pub fn push(
@@ -95,23 +89,21 @@ impl TensorAssembly {
         dtype: Dtype,
         shape: &[u64],
         parts: impl IntoIterator<Item = (usize, Range<u64>)>,
-    ) -> Result<(), AssemblyTooLarge> {
+    ) -> Result<(), &'static str> {
         let start = self.len;
         for (source, range) in parts.into_iter().filter(|(_, range)| !range.is_empty()) {
             let end = self.len.checked_add(range.end - range.start).filter(|end| *end <= i64::MAX as u64);
             self.runs.push(SourceRun { start: self.len, source, offset: range.start });
-            self.len = end.ok_or(AssemblyTooLarge)?;
+            self.len = end.ok_or(TOO_LONG)?;
         }
-        let builder = &mut self.builder;
-        let (name, dtype, first) = (builder.name(name), builder.dtype_number(dtype.name()), builder.next_dim());
-        shape.iter().for_each(|dim| builder.dim(*dim));
-        let shape = builder.shape_from(first);
-        builder.push(NewTensor { name, dtype, shape, range: start..self.len, is_unusual: false });
+        let dtype = self.builder.dtype_number(dtype.name());
+        let tensor = self.builder.tensor(name, dtype, shape, start..self.len);
+        self.builder.push(tensor);
         Ok(())
     }
 
     /// An error if two tensors have the same name, or if the names are too long.
-    pub fn finish(self) -> Result<AssembledTensors, BuildError> {
+    pub fn finish(self) -> Result<AssembledTensors, format::Error> {
         Ok(AssembledTensors { table: self.builder.finish_tensors()?, runs: self.runs.into() })
     }
 }
@@ -127,7 +119,7 @@ mod tests {
         fn runs_of_a_tensor_are_its_own(
             tensors in prop::collection::vec(prop::collection::vec((0usize..3, 0u64..100, 0u64..5), 0..4), 0..6),
         ) {
-            let mut assembly = TensorAssembly::new();
+            let mut assembly = TensorAssembly::default();
             for (at, parts) in tensors.iter().enumerate() {
                 let size = parts.iter().map(|part| part.2).sum();
                 let parts = parts.iter().map(|(source, from, len)| (*source, *from..from + len));
@@ -136,7 +128,7 @@ mod tests {
             }
             let assembled = assembly.finish().unwrap();
             for (at, parts) in tensors.iter().enumerate() {
-                let (info, runs) = assembled.tensor(at);
+                let (info, TensorParts::Many(runs)) = assembled.tensor(at) else { panic!() };
                 let mut start = 0;
                 let expected = parts.iter().filter(|part| part.2 > 0).map(|(source, offset, len)| {
                     start += len;
@@ -151,17 +143,17 @@ mod tests {
 
     #[test]
     fn sizes_beyond_those_of_files_are_an_error() {
-        let mut assembly = TensorAssembly::new();
+        let mut assembly = TensorAssembly::default();
         let half = 0..(i64::MAX as u64 / 2 + 1);
         assert_eq!(assembly.push("a", Dtype::U8, &[half.end], [(0, half.clone())]), Ok(()));
-        assert_eq!(assembly.push("b", Dtype::U8, &[half.end], [(0, half)]), Err(AssemblyTooLarge));
+        assert_eq!(assembly.push("b", Dtype::U8, &[half.end], [(0, half)]), Err(TOO_LONG));
     }
 
     #[test]
     fn names_are_unique() {
-        let mut assembly = TensorAssembly::new();
+        let mut assembly = TensorAssembly::default();
         assembly.push("a", Dtype::U8, &[1], [(0, 0..1)]).unwrap();
         assembly.push("a", Dtype::Unknown("X7"), &[1], [(0, 0..1)]).unwrap();
-        assert_eq!(assembly.finish().unwrap_err(), BuildError::Duplicate { name: "a".into() });
+        assert_eq!(assembly.finish().unwrap_err().tensor(), Some("a"));
     }
 }

@@ -5,15 +5,13 @@ use super::ids::TensorId;
 use super::quantization::QuantizedWeight;
 use super::table::Model;
 use crate::codec::quantized::{ByteRuns, DecodedOutput, GatheredParts, LayoutDecoder, Parts, QuantizedPart};
-use crate::content::{Data, Error, GeneratedBytes, ReadRequest, TakeRun, reserve};
+use crate::content::{Error, GeneratedBytes, ReadRequest, Segment, TakeRun, reserve, zeroed};
 use crate::kept::KeptValues;
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
-/// Size of a float32 in bytes.
 const F32: u64 = 4;
 
-/// Size of a bfloat16 in bytes.
 const BF16: u64 = 2;
 
 /// Maximum number of elements that are decoded at a time. They and their codes fit into the cache of a core.
@@ -36,49 +34,84 @@ const HEADROOM: usize = 33 << 20;
 const WINDOWS_MAX: usize = 64 << 20;
 
 /// A window of a weight: the model, the tensor with the codes, and the first element of the window.
-type Key = (u64, TensorId, u64);
+type WindowKey = (u64, TensorId, u64);
 
 /// The bytes of windows that were read last. A row of a transposed matrix is spread over the whole tensor, so that
 /// reading a window once for all of its rows saves much more than it costs. Shared by all models, so that there is one
 /// bound.
-static WINDOWS: LazyLock<KeptValues<Key, Arc<GatheredParts>>> =
+static WINDOWS: LazyLock<KeptValues<WindowKey, Arc<GatheredParts>>> =
     LazyLock::new(|| KeptValues::new(WINDOWS_MAX, |window| window.bytes()));
 
-/// A weight and the tensors that it is computed from.
 struct DequantizedWeight {
     decoder: LayoutDecoder,
-    parts: Parts<Option<Data>>,
-    /// The model and the tensor with the codes.
+    parts: Parts<Option<Segment>>,
     key: (u64, TensorId),
-    rounded: bool,
+    /// Size of an element of the output in bytes: [`F32`] or [`BF16`].
+    size: u64,
+    len: u64,
 }
 
 impl Model {
     /// The values of a quantized weight of this model as little-endian float32, or if `rounded`, as bfloat16. `None` if
     /// a tensor of the weight is too small.
-    pub fn dequantized(&self, weight: &QuantizedWeight, rounded: bool) -> Option<GeneratedBytes> {
+    pub fn dequantized(&self, weight: &QuantizedWeight, rounded: bool) -> Option<Segment> {
         let data = |part| Some(self.data(&self.tensor(TensorId::new(weight.part(part)?))));
         let parts = QuantizedPart::ALL.map(data);
-        let sizes = parts.each_ref().map(|part| part.as_ref().map_or(0, Data::len));
+        let sizes = parts.each_ref().map(|part| part.as_ref().map_or(0, Segment::len));
         let decoder = LayoutDecoder::new(weight.class.layout, &sizes).ok()?;
-        let key = (self.quantized().number(), TensorId::new(weight.values));
-        let weight = Arc::new(DequantizedWeight { decoder, parts, key, rounded });
-        let len = weight.decoder.layout().elements().checked_mul(weight.size())?;
-        let needed = weight.clone();
-        let generated = GeneratedBytes::new(len, move |range, request, out| weight.append(range, request, out));
-        Some(generated.needing(move |range, take| needed.visit(range, take)))
+        let key = (self.quantized.number(), TensorId::new(weight.values));
+        let size = if rounded { BF16 } else { F32 };
+        let len = decoder.layout().elements().checked_mul(size)?;
+        Some(Segment::Generated(Arc::new(DequantizedWeight { decoder, parts, key, size, len })))
     }
 }
 
-impl DequantizedWeight {
-    /// Size of an element of the output in bytes.
-    fn size(&self) -> u64 {
-        if self.rounded { BF16 } else { F32 }
+impl GeneratedBytes for DequantizedWeight {
+    fn nbytes(&self) -> u64 {
+        self.len
     }
 
+    fn fill(&self, buf: &mut [u8], offset: u64, request: &ReadRequest) -> Result<(), Error> {
+        let part = offset..offset + buf.len() as u64;
+        let elements = self.elements(&part);
+        let whole = elements.start * self.size..elements.end * self.size;
+        if whole == part {
+            return self.decode(elements, buf, request);
+        }
+        // The first or the last element is not needed as a whole.
+        let mut decoded = zeroed((whole.end - whole.start) as usize)?;
+        self.decode(elements, &mut decoded, request)?;
+        buf.copy_from_slice(&decoded[(part.start - whole.start) as usize..][..buf.len()]);
+        Ok(())
+    }
+
+    fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) -> Result<(), Error> {
+        let mut rest = self.elements(part);
+        if !self.decoder.layout().packing.is_transposed() {
+            let needs = self.decoder.needs(&rest);
+            if size_of_runs(&needs) <= AT_ONCE_MAX {
+                return self.visit_needs(needs, take);
+            }
+        }
+        while !rest.is_empty() {
+            let (step, held) = self.step(&rest);
+            if !self.is_kept(&held) {
+                self.visit_needs(self.decoder.needs(&held), take)?;
+            }
+            rest.start = step.end.max(held.end.min(rest.end));
+        }
+        Ok(())
+    }
+}
+
+fn size_of_runs(needs: &Parts<ByteRuns>) -> u64 {
+    needs.iter().map(ByteRuns::bytes).fold(0, u64::saturating_add)
+}
+
+impl DequantizedWeight {
     /// The elements that overlap a range of bytes.
     fn elements(&self, range: &Range<u64>) -> Range<u64> {
-        range.start / self.size()..range.end.div_ceil(self.size())
+        range.start / self.size..range.end.div_ceil(self.size)
     }
 
     /// The next elements of `range` that are decoded at once, and the elements whose bytes are read for them.
@@ -92,91 +125,64 @@ impl DequantizedWeight {
         (range.start..range.end.min(window.end).min(range.start + TRANSPOSED_AT_ONCE), window)
     }
 
-    fn key(&self, window: &Range<u64>) -> Key {
+    fn key(&self, window: &Range<u64>) -> WindowKey {
         (self.key.0, self.key.1, window.start)
     }
 
-    /// Passes the stored runs of a range of bytes of the output to `take`, until it breaks.
-    fn visit(&self, range: &Range<u64>, take: &mut TakeRun) {
-        let mut rest = self.elements(range);
-        let is_transposed = self.decoder.layout().packing.is_transposed();
-        if !is_transposed && self.needed(&rest) <= AT_ONCE_MAX {
-            let _ = self.visit_held(&rest, take);
-            return;
-        }
-        while !rest.is_empty() {
-            let (step, held) = self.step(&rest);
-            let is_kept = is_transposed && WINDOWS.contains(&self.key(&held));
-            if !is_kept && self.visit_held(&held, take).is_break() {
-                return;
-            }
-            rest.start = if is_transposed { held.end.min(rest.end) } else { step.end };
-        }
+    /// Whether the bytes that `held` needs are in memory.
+    fn is_kept(&self, held: &Range<u64>) -> bool {
+        self.decoder.layout().packing.is_transposed() && WINDOWS.contains(&self.key(held))
     }
 
-    /// The same for what is read for these elements.
-    fn visit_held(&self, held: &Range<u64>, take: &mut TakeRun) -> ControlFlow<()> {
-        for (runs, data) in self.decoder.needs(held).into_iter().zip(&self.parts) {
+    /// Passes the stored runs of each part to `take`. Short gaps between them are included.
+    fn visit_needs(&self, needs: Parts<ByteRuns>, take: &mut TakeRun) -> Result<(), Error> {
+        for (runs, data) in needs.into_iter().zip(&self.parts) {
             let Some(data) = data.as_ref().filter(|_| runs.count > 0) else { continue };
             if runs.stride - runs.len <= GAP_MAX {
                 let end = runs.start + (runs.count - 1) * runs.stride + runs.len;
-                data.visit(&(runs.start..end), take)?;
+                data.visit_runs(&(runs.start..end), take)?;
                 continue;
             }
-            runs.ranges().try_for_each(|run| data.visit(&run, take))?;
+            runs.ranges().try_for_each(|run| data.visit_runs(&run, take))?;
         }
-        ControlFlow::Continue(())
-    }
-
-    /// Appends a range of bytes of the output.
-    fn append(&self, range: Range<u64>, request: &ReadRequest, out: &mut Vec<u8>) -> Result<(), Error> {
-        let mut rest = self.elements(&range);
-        let skipped = (range.start - rest.start * self.size()) as usize;
-        let from = out.len();
-        let len = (rest.end - rest.start) * self.size();
-        reserve(out, from + len as usize)?;
-        while !rest.is_empty() {
-            request.check()?;
-            let (step, held) = self.step(&rest);
-            let gathered = self.gather(held, request)?;
-            let (at, count) = (out.len(), (step.end - step.start) as usize);
-            out.resize(at + count * self.size() as usize, 0);
-            let out = match self.rounded {
-                true => DecodedOutput::Bf16(out[at..].as_chunks_mut().0),
-                false => DecodedOutput::F32(out[at..].as_chunks_mut().0),
-            };
-            let mismatch = |error| Error::Compute(format!("{error}"));
-            gathered.decode(&self.decoder, &step, out).map_err(mismatch)?;
-            rest.start = step.end;
-        }
-        out.drain(from..from + skipped);
-        out.truncate(from + (range.end - range.start) as usize);
         Ok(())
     }
 
-    /// Number of bytes that these elements need.
-    fn needed(&self, held: &Range<u64>) -> u64 {
-        self.decoder.needs(held).iter().map(ByteRuns::bytes).fold(0, u64::saturating_add)
+    /// Decodes elements to `out`, which has their size.
+    fn decode(&self, mut elements: Range<u64>, mut out: &mut [u8], request: &ReadRequest) -> Result<(), Error> {
+        while !elements.is_empty() {
+            request.check()?;
+            let (step, held) = self.step(&elements);
+            let gathered = self.gather(held, request)?;
+            let (here, rest) = out.split_at_mut(((step.end - step.start) * self.size) as usize);
+            let here = match self.size {
+                BF16 => DecodedOutput::Bf16(here.as_chunks_mut().0),
+                _ => DecodedOutput::F32(here.as_chunks_mut().0),
+            };
+            let decoded = gathered.decode(&self.decoder, &step, here);
+            decoded.map_err(|mismatch| Error::Compute(mismatch.to_string()))?;
+            (elements.start, out) = (step.end, rest);
+        }
+        Ok(())
     }
 
-    /// The bytes that the elements `held` need.
     fn gather(&self, held: Range<u64>, request: &ReadRequest) -> Result<Arc<GatheredParts>, Error> {
-        let is_kept = self.decoder.layout().packing.is_transposed();
         let key = self.key(&held);
-        if let Some(window) = Some(&key).filter(|_| is_kept).and_then(|key| WINDOWS.find(key)) {
+        let is_kept = self.decoder.layout().packing.is_transposed();
+        if is_kept && let Some(window) = WINDOWS.find(&key) {
             return Ok(window);
         }
-        let needed = self.needed(&held);
-        if needed > AT_ONCE_MAX {
+        let needs = self.decoder.needs(&held);
+        let size = size_of_runs(&needs);
+        if size > AT_ONCE_MAX {
             // An allocation that fails later would end the program.
-            reserve(&mut Vec::new(), needed as usize + HEADROOM)?;
+            reserve(&mut Vec::new(), size as usize + HEADROOM)?;
         }
-        let gathered = GatheredParts::new(&self.decoder, held, |part, offset, bytes| {
+        let gathered = Arc::new(GatheredParts::new(held, needs, |part, offset, bytes| {
             request.check()?;
             let missing = || Error::Compute(format!("a quantized weight without {}", part.name()));
-            self.parts[part as usize].as_ref().ok_or_else(missing)?.read_exact_at(bytes, offset).map_err(Error::from)
-        })?;
-        let gathered = Arc::new(gathered);
+            self.parts[part as usize].as_ref().ok_or_else(missing)?.fill(bytes, offset, request)
+        })?);
         if is_kept {
             WINDOWS.keep(key, gathered.clone());
         }
@@ -187,9 +193,9 @@ impl DequantizedWeight {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::{Content, Segment};
+    use crate::content::Content;
     use crate::format::ParseMode;
-    use crate::source::{self, Bytes, MemorySource, Source, SourceStat};
+    use crate::source::{self, Bytes, Source, SourceInfo};
     use std::path::Path;
     use std::sync::Mutex;
 
@@ -197,40 +203,34 @@ mod tests {
     #[derive(Debug)]
     struct Noted {
         head: Vec<u8>,
-        len: u64,
+        info: SourceInfo,
         reads: Arc<Mutex<Vec<Range<u64>>>>,
     }
 
     impl Source for Noted {
-        fn len(&self) -> u64 {
-            self.len
+        fn info(&self) -> &SourceInfo {
+            &self.info
         }
 
         fn bytes(&self, range: Range<u64>) -> Result<Bytes, source::Error> {
             Err(source::Error::OutOfRange { range, len: 0 })
         }
 
-        fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), source::Error> {
-            let range = offset..offset + buf.len() as u64;
-            assert!(range.end <= self.len);
-            self.reads.lock().unwrap().push(range);
-            buf.fill(0);
-            let head = self.head.get(offset as usize..).unwrap_or_default();
-            let here = head.len().min(buf.len());
-            buf[..here].copy_from_slice(&head[..here]);
-            Ok(())
-        }
-
-        fn verify(&self) -> Result<(), source::Error> {
+        fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), source::Error> {
+            for (buf, offset) in source::each_run(buf, len, offset, step) {
+                let range = offset..offset + buf.len() as u64;
+                assert!(range.end <= self.info.len);
+                self.reads.lock().unwrap().push(range);
+                buf.fill(0);
+                let head = self.head.get(offset as usize..).unwrap_or_default();
+                let here = head.len().min(buf.len());
+                buf[..here].copy_from_slice(&head[..here]);
+            }
             Ok(())
         }
 
         fn may_block(&self, _: &Range<u64>) -> bool {
             true
-        }
-
-        fn stat(&self) -> SourceStat {
-            MemorySource::new(Vec::new()).stat()
         }
     }
 
@@ -248,7 +248,7 @@ mod tests {
         let header = format!("{{{}}}", entries.collect::<Vec<_>>().join(","));
         let head = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
         let (start, reads) = (head.len() as u64, Arc::default());
-        let source = Noted { len: start + end, head, reads: Arc::clone(&reads) };
+        let source = Noted { info: SourceInfo::anonymous(start + end), head, reads: Arc::clone(&reads) };
         let location = Path::new("/nonexistent/model.safetensors").into();
         let mut model = Model::from_source(&location, Arc::new(source), ParseMode::Strict).unwrap();
         model.recognise().unwrap();
@@ -257,8 +257,8 @@ mod tests {
     }
 
     fn values(model: &Model) -> Content {
-        let weight = &model.quantized().weights()[0];
-        Content::new(model.dequantized(weight, false).map(Segment::Generated))
+        let weight = &model.quantized.weights()[0];
+        Content::new(model.dequantized(weight, false))
     }
 
     #[test]
@@ -280,11 +280,12 @@ mod tests {
         assert_eq!(read, [codes.clone(), scales..scales + 144 * 4]);
         // The scheduler can ask which bytes these are before they are read.
         let mut needed = Vec::new();
-        let Some(generated) = model.dequantized(&model.quantized().weights()[0], false) else { panic!() };
-        generated.needs.unwrap()(&range, &mut |_, range| {
-            needed.push(range);
-            ControlFlow::Continue(())
-        });
+        let segment = model.dequantized(&model.quantized.weights()[0], false).unwrap();
+        let mut note = |_: &dyn Source, run| {
+            needed.push(run);
+            Ok(())
+        };
+        segment.visit_runs(&range, &mut note).unwrap();
         assert_eq!(needed, read);
         // One element needs one byte of codes and one scale.
         content.read(range.start + 5..range.start + 6, &ReadRequest::WAIT).unwrap();
@@ -313,8 +314,8 @@ mod tests {
         ];
         for (at, tensors) in matrices.into_iter().enumerate() {
             let (model, reads, _) = model(tensors);
-            let weights = model.quantized().weights().len();
-            assert_eq!(weights, usize::from(at < 3), "{:?}", model.quantized().warnings());
+            let weights = model.quantized.weights().len();
+            assert_eq!(weights, usize::from(at < 3), "{:?}", model.quantized.warnings());
             if weights == 0 {
                 continue;
             }
@@ -334,7 +335,7 @@ mod tests {
             ("w.qzeros", "I32", &[4, rows / 8], 4 * rows / 2),
             ("w.scales", "F16", &[4, rows], 4 * rows * 2),
         ]);
-        assert_eq!(model.quantized().weights()[0].class.scheme.name, "AWQ");
+        assert_eq!(model.quantized.weights()[0].class.scheme, "AWQ");
         let content = values(&model);
         let row = |row: u64| row * cols * F32..(row + 1) * cols * F32;
         for at in [0, 1, 77, rows - 1] {

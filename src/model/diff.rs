@@ -7,9 +7,7 @@ use crate::format::MetadataValue;
 /// Differences between an old model and a new one. Tensors are given by number, in ascending order.
 #[derive(Debug)]
 pub struct ModelDiff<'m> {
-    /// In the new model only.
     pub added: Vec<TensorId>,
-    /// In the old model only.
     pub removed: Vec<TensorId>,
     /// In both, with another dtype, shape or size: the tensor of the old model, and that of the new one.
     pub changed: Vec<(TensorId, TensorId)>,
@@ -22,16 +20,12 @@ pub struct ModelDiff<'m> {
 /// A key whose value differs. One of the two values may be missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MetadataChange<'m> {
-    /// The key.
     pub key: &'m str,
-    /// Its value in the old model.
     pub old: Option<&'m str>,
-    /// Its value in the new model.
     pub new: Option<&'m str>,
 }
 
 impl<'m> ModelDiff<'m> {
-    /// Compares the headers of two models.
     pub fn new(old: &'m Model, new: &'m Model) -> Self {
         let mut diff = Self {
             added: Vec::new(),
@@ -54,7 +48,6 @@ impl<'m> ModelDiff<'m> {
         diff
     }
 
-    /// Whether there is no difference.
     pub fn is_empty(&self) -> bool {
         self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty() && self.metadata.is_empty()
     }
@@ -67,17 +60,13 @@ impl<'m> ModelDiff<'m> {
 pub struct TensorPartners {
     /// In both: the tensor of the old model, and that of the new one.
     pub pairs: Vec<(TensorId, TensorId)>,
-    /// In the new model only.
     pub added: Vec<TensorId>,
-    /// In the old model only.
     pub removed: Vec<TensorId>,
 }
 
 impl TensorPartners {
-    /// Pairs the numbers of two models by name.
     pub fn new(old: &Model, new: &Model) -> Self {
-        let find =
-            |model: &Model, name: &str| model.find_numbers(name).filter(|id| !model.quantized().is_companion(*id));
+        let find = |model: &Model, name: &str| model.find_numbers(name).filter(|id| !model.quantized.is_companion(*id));
         let mut partners = Self { pairs: Vec::new(), added: Vec::new(), removed: Vec::new() };
         for id in numbers(old) {
             match find(new, old.numbers(id, true).name()) {
@@ -92,7 +81,7 @@ impl TensorPartners {
 
 /// The tensors of a model whose numbers are compared: all but the companions of quantized weights.
 fn numbers(model: &Model) -> impl Iterator<Item = TensorId> {
-    model.logical().iter().filter(|id| !model.quantized().is_companion(*id))
+    model.logical().iter().filter(|id| !model.quantized.is_companion(*id))
 }
 
 /// Differences between two lists of keys and values, each sorted by key.

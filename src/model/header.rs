@@ -20,7 +20,7 @@ pub(super) fn read_header(location: &Location, source: &dyn Source, mode: ParseM
     let (_, header) = load_header(source, mode)?;
     let header = header.map_err(|error| Error::Format { location: location.clone(), error })?;
     let ends = header.tensors().map(|tensor| tensor.range.end);
-    source.set_ends(&mut std::iter::once(header.data_start()).chain(ends));
+    source.set_ends(std::iter::once(header.data_start).chain(ends));
     Ok(header)
 }
 
@@ -56,7 +56,8 @@ fn load_parts(
         match format::parse_header(input, mode) {
             Err(format::Error::Missing(format::MissingRange(range))) => {
                 if input.held().saturating_add(range.end - range.start) > max {
-                    return Ok(Err(format::Error::Spread { max }));
+                    let message = format!("its header needs more than {max} bytes in different places of the file");
+                    return Ok(Err(format::Error::Limit(message)));
                 }
                 // The parser does not know yet where the header ends. One request is enough, which ends here.
                 if range.start == 0 && range.end <= STREAM_MAX {
@@ -101,9 +102,10 @@ mod tests {
         let file = [&(header.len() as u64).to_le_bytes()[..], header, &[7]].concat();
         let load = |max| {
             let source = MemorySource::new(file.clone());
-            load_parts(&mut HeaderInput::new(source.len()), &source, ParseMode::Strict, max).unwrap()
+            load_parts(&mut HeaderInput::new(file.len() as u64), &source, ParseMode::Strict, max).unwrap()
         };
         assert_eq!(load(1000).unwrap().len(), 1);
-        assert_eq!(load(20).unwrap_err(), format::Error::Spread { max: 20 });
+        let message = "its header needs more than 20 bytes in different places of the file";
+        assert_eq!(load(20).unwrap_err(), format::Error::Limit(message.to_owned()));
     }
 }

@@ -16,7 +16,6 @@ macro_rules! ids {
                 Self(index as u32)
             }
 
-            /// The index into the table.
             pub fn index(self) -> usize {
                 self.0 as usize
             }

@@ -9,6 +9,7 @@ mod diff;
 mod error;
 mod header;
 mod ids;
+mod linked;
 mod numbers;
 mod open;
 mod population;
@@ -23,20 +24,19 @@ mod unused;
 
 pub use assemble::dataset::MANIFEST;
 pub use assemble::ollama::{file_of, manifest_stem};
-pub use assemble::split::{open_alone, remark as split_remark};
-pub use assembled::AssembledRuns;
+pub use assemble::split::{first_split, open_alone, remark as split_remark};
+pub use assembled::{AssembledRuns, TensorParts};
 pub use catalog::{Catalog, CatalogFolder, FolderItem, NamedItem};
 pub use diff::{MetadataChange, ModelDiff, TensorPartners, changes};
-pub use error::{Error, SetError, SetMismatch};
+pub use error::{Error, LINKED};
 pub use header::{lint_file, load_header, load_more};
 pub use ids::{FolderId, ModelId, ShardId, TensorId};
 pub use numbers::TensorNumbers;
-pub use open::{OpenedModel, model_files, open_in, open_location, open_model};
+pub use open::{OpenedModel, model_files, open_below, open_in, open_location, open_model};
 pub use population::TensorPopulation;
 pub use quantized::QuantizedWeights;
-pub use refusal::ModelRefusal;
-pub use stem::{first_split, is_set, model_name, model_stem};
+pub use refusal::refused_stat;
+pub use stem::{is_set, model_name, model_stem};
 pub use table::{
-    Model, ModelForm, NoteKind, Shard, StatedTotals, Tensor, TensorParts, data_in, find_value, is_data_hash,
-    metadata_text,
+    Model, ModelForm, NoteKind, Shard, StatedTotals, Tensor, data_in, find_value, is_data_hash, metadata_text,
 };

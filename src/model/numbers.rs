@@ -15,7 +15,6 @@ pub struct TensorNumbers<'m> {
 }
 
 impl<'m> TensorNumbers<'m> {
-    /// The logical name.
     pub fn name(&self) -> &'m str {
         self.weight.and_then(|weight| weight.name.as_deref()).unwrap_or(self.tensor.info.name)
     }
@@ -25,7 +24,6 @@ impl<'m> TensorNumbers<'m> {
         self.weight.map_or(self.tensor.info.shape, |weight| &weight.class.shape)
     }
 
-    /// Number of elements.
     pub fn elements(&self) -> u64 {
         self.weight.map_or_else(|| self.tensor.info.elements(), |weight| weight.class.elements())
     }
@@ -38,14 +36,10 @@ impl<'m> TensorNumbers<'m> {
 
 impl Model {
     /// The numbers of a tensor: with `dequantized`, those of the weight whose codes it has, otherwise the stored ones.
-    ///
-    /// # Panics
-    /// If no tensor has that number.
     pub fn numbers(&self, id: TensorId, dequantized: bool) -> TensorNumbers<'_> {
-        TensorNumbers { tensor: self.tensor(id), weight: self.quantized().weight(id).filter(|_| dequantized) }
+        TensorNumbers { tensor: self.tensor(id), weight: self.quantized.weight(id).filter(|_| dequantized) }
     }
 
-    /// The logical name of a weight.
     pub fn weight_name<'m>(&'m self, weight: &'m QuantizedWeight) -> &'m str {
         weight.name.as_deref().unwrap_or_else(|| self.name(TensorId::new(weight.values)))
     }
@@ -53,7 +47,7 @@ impl Model {
     /// The tensor whose numbers have a name, if weights are dequantized: the codes of the weight with this logical
     /// name, or the tensor with this name.
     pub fn find_numbers(&self, name: &str) -> Option<TensorId> {
-        let stored = |id: &TensorId| self.quantized().weight(*id).is_none_or(|weight| weight.name.is_none());
-        self.quantized().find(name).or_else(|| self.find(name).filter(stored))
+        let stored = |id: &TensorId| self.quantized.weight(*id).is_none_or(|weight| weight.name.is_none());
+        self.quantized.find(name).or_else(|| self.find(name).filter(stored))
     }
 }

@@ -20,20 +20,15 @@ impl<'m> TensorPopulation<'m> {
         Self { first, end, holes, others }
     }
 
-    /// Number of tensors.
     pub fn len(&self) -> usize {
         self.end - self.first - self.holes.len() + self.others.len()
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The tensor at a position.
-    ///
-    /// # Panics
-    /// If `position` is not below [`TensorPopulation::len`].
+    /// The tensor at a position. Panics if that is not below [`TensorPopulation::len`].
     pub fn at(&self, position: usize) -> TensorId {
         let consecutive = self.end - self.first - self.holes.len();
         if position >= consecutive {
@@ -48,7 +43,6 @@ impl<'m> TensorPopulation<'m> {
         TensorId::new(self.first + position + low)
     }
 
-    /// Whether a tensor is one of them.
     pub fn contains(&self, tensor: TensorId) -> bool {
         match tensor.index() {
             index if index < self.end => index >= self.first && self.holes.binary_search(&tensor).is_err(),
@@ -56,7 +50,6 @@ impl<'m> TensorPopulation<'m> {
         }
     }
 
-    /// All of them, in order.
     pub fn iter(self) -> impl ExactSizeIterator<Item = TensorId> {
         (0..self.len()).map(move |position| self.at(position))
     }

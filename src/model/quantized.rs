@@ -5,19 +5,14 @@ use super::quantization::{QuantizedWeight, RecognisedWeights, WeightWarning};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The quantized weights of a model.
+/// The quantized weights of a model, and tables to find them.
 #[derive(Debug)]
 pub struct QuantizedWeights {
     number: u64,
-    /// Sorted by the number of the tensor with the codes.
-    weights: Vec<QuantizedWeight>,
+    found: RecognisedWeights,
     /// The weights whose names are not those of tensors, by name.
     named: Vec<u32>,
-    /// The companions, sorted, each with the index of its weight.
-    companions: Vec<(TensorId, u32)>,
-    /// Tensors that say that the model is quantized, and belong to no single weight.
-    markers: Vec<TensorId>,
-    warnings: Vec<WeightWarning>,
+    companions: Vec<(usize, u32)>,
 }
 
 impl Default for QuantizedWeights {
@@ -27,19 +22,18 @@ impl Default for QuantizedWeights {
 }
 
 impl QuantizedWeights {
-    pub(super) fn new(RecognisedWeights { weights, markers, warnings }: RecognisedWeights) -> Self {
-        let mut named: Vec<u32> = (0..weights.len() as u32).filter(|at| weights[*at as usize].name.is_some()).collect();
-        named.sort_by(|a, b| weights[*a as usize].name.cmp(&weights[*b as usize].name));
-        let companions = (0..).zip(&weights);
-        let companions = companions.flat_map(|(at, weight): (u32, _)| weight.companions().map(move |id| (id, at)));
-        let mut companions: Vec<_> = companions.map(|(id, at)| (TensorId::new(id), at)).collect();
-        companions.sort_unstable();
-        companions.dedup_by_key(|companion| companion.0);
+    pub(super) fn new(found: RecognisedWeights) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        // A marker of a model whose weights are not recognised is kept with them.
-        let markers = markers.into_iter().filter(|_| !weights.is_empty()).map(TensorId::new).collect();
-        Self { number, weights, named, companions, markers, warnings }
+        let weights = &found.weights;
+        let mut named: Vec<u32> = (0..weights.len() as u32).filter(|at| weights[*at as usize].name.is_some()).collect();
+        named.sort_by(|a, b| weights[*a as usize].name.cmp(&weights[*b as usize].name));
+        let companions = (0..).zip(weights);
+        let companions = companions.flat_map(|(at, weight): (u32, _)| weight.companions().map(move |id| (id, at)));
+        let mut companions: Vec<_> = companions.collect();
+        companions.sort_unstable();
+        companions.dedup_by_key(|companion| companion.0);
+        Self { number, found, named, companions }
     }
 
     /// A number that is unique to this model in the process.
@@ -49,43 +43,42 @@ impl QuantizedWeights {
 
     /// The weights, sorted by the numbers of the tensors with their codes.
     pub fn weights(&self) -> &[QuantizedWeight] {
-        &self.weights
+        &self.found.weights
     }
 
     /// The weight whose codes are in a tensor.
     pub fn weight(&self, codes: TensorId) -> Option<&QuantizedWeight> {
-        let at = self.weights.binary_search_by_key(&codes.index(), |weight| weight.values).ok()?;
-        Some(&self.weights[at])
+        Some(&self.weights()[self.found.position(codes.index())?])
     }
 
-    /// The weight of a companion.
     pub fn owner(&self, companion: TensorId) -> Option<&QuantizedWeight> {
-        let at = self.companions.binary_search_by_key(&companion, |companion| companion.0).ok()?;
-        Some(&self.weights[self.companions[at].1 as usize])
+        let at = self.companions.binary_search_by_key(&companion.index(), |companion| companion.0).ok()?;
+        Some(&self.weights()[self.companions[at].1 as usize])
     }
 
-    /// Whether a tensor means nothing without the codes: a companion, or a marker.
+    /// Whether a tensor means nothing without the codes: a companion, or a marker. A marker of a model whose weights
+    /// are not recognised is kept with them.
     pub fn is_companion(&self, tensor: TensorId) -> bool {
-        self.owner(tensor).is_some() || self.markers.contains(&tensor)
+        let is_marker = !self.weights().is_empty() && self.found.markers.contains(&tensor.index());
+        is_marker || self.owner(tensor).is_some()
     }
 
     /// The tensor with the codes of the weight called `name`, if no tensor has that name.
     pub fn find(&self, name: &str) -> Option<TensorId> {
-        let name_of = |at: &u32| self.weights[*at as usize].name.as_deref().unwrap_or_default();
-        let at = self.named.binary_search_by(|at| name_of(at).cmp(name)).ok()?;
-        Some(TensorId::new(self.weights[self.named[at] as usize].values))
+        let weights = self.weights();
+        let at = self.named.binary_search_by_key(&Some(name), |at| weights[*at as usize].name.as_deref()).ok()?;
+        Some(TensorId::new(weights[self.named[at] as usize].values))
     }
 
-    /// Warnings about tensors that look quantized and were not recognised.
     pub fn warnings(&self) -> &[WeightWarning] {
-        &self.warnings
+        &self.found.warnings
     }
 
     /// The number of weights of each scheme, the most frequent first, in words; `None` if there are none.
     pub fn summary(&self) -> Option<String> {
         let mut counts: Vec<(String, usize)> = Vec::new();
         let mut at: HashMap<String, usize> = HashMap::new();
-        for weight in &self.weights {
+        for weight in self.weights() {
             let at = *at.entry(weight.class.summary()).or_insert_with_key(|summary| {
                 counts.push((summary.clone(), 0));
                 counts.len() - 1
@@ -93,25 +86,25 @@ impl QuantizedWeights {
             counts[at].1 += 1;
         }
         counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-        let one = |(summary, count): &(String, usize)| {
-            format!("{count} {} ({summary})", if *count == 1 { "weight" } else { "weights" })
-        };
-        (!counts.is_empty()).then(|| counts.iter().map(one).collect::<Vec<_>>().join("; "))
+        let words = counts.into_iter().map(|(summary, count)| match count {
+            1 => format!("1 weight ({summary})"),
+            _ => format!("{count} weights ({summary})"),
+        });
+        let words: Vec<String> = words.collect();
+        (!words.is_empty()).then(|| words.join("; "))
     }
 
-    /// Follows a warning about an unknown method in the configuration, if the model has weights of known schemes.
-    const DEQUANTIZED_NEVERTHELESS: &str =
-        "weights whose codes and scales match a known scheme are dequantized nevertheless";
-
-    /// The messages for users about tensors that were not recognised.
     pub fn notes(&self) -> impl Iterator<Item = String> {
-        let note = |warning: &WeightWarning| match warning.example.is_empty() && !self.weights.is_empty() {
-            true => format!("{warning}; {}", Self::DEQUANTIZED_NEVERTHELESS),
+        self.warnings().iter().map(|warning| match warning.example.is_empty() && !self.weights().is_empty() {
+            true => format!("{warning}; {DEQUANTIZED_NEVERTHELESS}"),
             false => format!("not dequantized: {warning}; {NOT_DEQUANTIZED}"),
-        };
-        self.warnings.iter().map(note)
+        })
     }
 }
+
+/// Follows a warning about an unknown method in the configuration, if the model has weights of known schemes.
+const DEQUANTIZED_NEVERTHELESS: &str =
+    "weights whose codes and scales match a known scheme are dequantized nevertheless";
 
 /// The consequence for weights that look quantized and were not recognised.
 const NOT_DEQUANTIZED: &str =

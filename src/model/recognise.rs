@@ -4,14 +4,15 @@
 use super::assemble::set;
 use super::error::Error;
 use super::ids::TensorId;
+use super::population::TensorPopulation;
 use super::quantization::{self, QuantizationConfig, RecognisedWeights, SiteTensor, StoredTensors};
 use super::quantized::QuantizedWeights;
 use super::table::Model;
+use crate::content::ReadRequest;
 use crate::source::{self, Location, SourceStat};
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// The configuration of a model, in its directory.
 const CONFIG: &str = "config.json";
 
 /// Files that describe the quantization if `config.json` does not: those of ModelOpt, and of old versions of GPTQ and
@@ -27,133 +28,125 @@ pub(super) fn configs() -> impl Iterator<Item = &'static str> {
 }
 
 impl Model {
-    /// Finds the quantized weights. Call this once the name space is complete.
+    /// Finds the quantized weights. Call this once the name space is complete. Reads the configuration beside the model
+    /// and some small tensors, if the names and dtypes of its tensors look quantized.
     pub(super) fn recognise(&mut self) -> Result<(), Error> {
-        let (quantized, needed) = find_config(self)?;
-        self.set_quantized(quantized);
-        self.facts_mut().described_by.extend(needed);
+        let mut tensors = LogicalTensors { model: self, logical: self.logical(), contents: HashMap::new() };
+        if !self.form.holds_weights || !quantization::may_be_quantized(&tensors) {
+            return Ok(());
+        }
+        let (config, needed) = read_configs(self)?;
+        let found = match quantization::wanted(&tensors) {
+            Ok(wanted) => {
+                tensors.contents = read_contents(self, &wanted)?;
+                quantization::recognise_weights(&tensors, &config)
+            }
+            Err(warnings) => RecognisedWeights { warnings, ..RecognisedWeights::default() },
+        };
+        self.quantized = QuantizedWeights::new(found);
+        self.facts.described_by.extend(needed);
         Ok(())
     }
 }
 
-/// Finds the quantized weights of a model. Reads the configuration beside it and some small tensors, if the names
-/// and dtypes of its tensors look quantized. Also returns the permissions of the configuration.
-fn find_config(model: &Model) -> Result<(QuantizedWeights, Vec<SourceStat>), Error> {
-    if !model.form().holds_weights {
-        return Ok(Default::default());
+/// The logical tensors of a model, by their numbers.
+struct LogicalTensors<'m> {
+    model: &'m Model,
+    logical: TensorPopulation<'m>,
+    contents: HashMap<usize, Vec<u8>>,
+}
+
+impl StoredTensors for LogicalTensors<'_> {
+    fn count(&self) -> usize {
+        self.logical.len().checked_sub(1).map_or(0, |last| self.logical.at(last).index() + 1)
     }
-    let logical = model.logical();
-    let len = logical.iter().last().map_or(0, |last| last.index() + 1);
-    let tensor = |index| match logical.contains(TensorId::new(index)) {
-        true => stored(model, TensorId::new(index)),
-        false => SiteTensor { name: "", dtype: "", shape: &[], bytes: 0 },
-    };
-    let find = |name: &str| model.find(name).map(TensorId::index);
-    if !quantization::may_be_quantized((0..len).map(tensor), |name| find(name).map(tensor)) {
-        return Ok(Default::default());
-    }
-    let (config, needed) = config(model)?;
-    let wanted = match quantization::wanted((0..len).map(tensor), |name| find(name).is_some()) {
-        Ok(wanted) => wanted,
-        Err(warning) => {
-            return Ok((
-                QuantizedWeights::new(RecognisedWeights { warnings: vec![warning], ..Default::default() }),
-                needed,
-            ));
+
+    fn tensor(&self, index: usize) -> SiteTensor<'_> {
+        if !self.logical.contains(TensorId::new(index)) {
+            return SiteTensor { index, name: "", dtype: "", shape: &[], bytes: 0 };
         }
-    };
-    let contents = contents(model, &wanted)?;
-    let contents = |index: usize| contents.get(&index).map(Vec::as_slice);
-    let tensors = StoredTensors { len, tensor: &tensor, find: &find, contents: &contents };
-    Ok((QuantizedWeights::new(quantization::recognise_weights(&tensors, &config)), needed))
+        let info = self.model.tensor(TensorId::new(index)).info;
+        SiteTensor { index, name: info.name, dtype: info.dtype.name(), shape: info.shape, bytes: info.nbytes() }
+    }
+
+    fn find(&self, name: &str) -> Option<usize> {
+        self.model.find(name).map(TensorId::index)
+    }
+
+    fn contents(&self, index: usize) -> Option<&[u8]> {
+        self.contents.get(&index).map(Vec::as_slice)
+    }
 }
 
-fn stored(model: &Model, id: TensorId) -> SiteTensor<'_> {
-    let info = model.tensor(id).info;
-    SiteTensor { name: info.name, dtype: info.dtype.name(), shape: info.shape, bytes: info.nbytes() }
-}
-
-/// Number of threads that read small tensors from a remote source.
 const FETCHED_AT_ONCE: usize = 32;
 
-/// The data of small tensors, by their numbers.
-fn contents(model: &Model, wanted: &[usize]) -> Result<HashMap<usize, Vec<u8>>, source::Error> {
-    let read = |index: usize| {
-        let id = TensorId::new(index);
-        let tensor = model.tensor(id);
-        let mut bytes = vec![0; tensor.info.nbytes() as usize];
-        model.data(&tensor).read_exact_at(&mut bytes, 0)?;
-        Ok((index, bytes))
-    };
-    let is_remote = model.sources().iter().any(|source| source.id().is_some_and(|(device, _)| source::is_tree(device)));
-    if !is_remote {
-        return wanted.iter().map(|index| read(*index)).collect();
-    }
-    let share = wanted.len().div_ceil(FETCHED_AT_ONCE).max(1);
+fn read_contents(model: &Model, wanted: &[usize]) -> Result<HashMap<usize, Vec<u8>>, Error> {
+    let is_remote = model.sources.iter().any(|source| source.id().is_some_and(|(device, _)| source::is_tree(device)));
+    let threads = if is_remote { FETCHED_AT_ONCE } else { 1 };
+    let (first, rest) = wanted.split_at(wanted.len().div_ceil(threads));
     std::thread::scope(|scope| {
-        let read = |share: &[usize]| share.iter().map(|index| read(*index)).collect::<Result<Vec<_>, _>>();
-        let (first, rest) = wanted.split_at(share.min(wanted.len()));
-        let threads = rest.chunks(share).map(|share| {
+        let threads = rest.chunks(first.len().max(1)).map(|share| {
             let thread = std::thread::Builder::new().name("contents".into());
-            // If no thread can be started, the calling thread reads the share below.
-            (share, thread.spawn_scoped(scope, move || read(share)))
+            (share, thread.spawn_scoped(scope, move || read_share(model, share)))
         });
         let threads: Vec<_> = threads.collect();
-        let mut all = read(first)?;
+        let mut all: HashMap<usize, Vec<u8>> = read_share(model, first)?.into_iter().collect();
         for (share, thread) in threads {
-            all.extend(match thread.map(|thread| thread.join()) {
-                Ok(Ok(done)) => done?,
-                Ok(Err(_)) | Err(_) => read(share)?,
-            });
+            let done = thread.ok().and_then(|thread| thread.join().ok());
+            // If the thread could not be started, the calling thread reads its share.
+            all.extend(done.unwrap_or_else(|| read_share(model, share))?);
         }
-        Ok(all.into_iter().collect())
+        Ok(all)
     })
 }
 
+fn read_share(model: &Model, share: &[usize]) -> Result<Vec<(usize, Vec<u8>)>, Error> {
+    let read = share.iter().map(|index| {
+        let tensor = model.tensor(TensorId::new(*index));
+        let mut bytes = vec![0; tensor.info.nbytes() as usize];
+        model.data(&tensor).fill(&mut bytes, 0, &ReadRequest::WAIT)?;
+        Ok((*index, bytes))
+    });
+    read.collect()
+}
+
 /// The configuration in the files beside the model and in the metadata, and the permissions of these files.
-fn config(model: &Model) -> Result<(QuantizationConfig, Vec<SourceStat>), Error> {
+fn read_configs(model: &Model) -> Result<(QuantizationConfig, Vec<SourceStat>), Error> {
     let dir = model.main_file().parent();
     let mut needed = Vec::new();
-    let mut read = |name: &str| -> Result<Option<Value>, Error> {
-        let Some((value, stat)) = read_needed_data(&dir.join(name))? else { return Ok(None) };
-        needed.push(stat);
-        Ok(Some(value))
-    };
-    let config = read(CONFIG)?;
+    let config = read_config(&dir.join(CONFIG), &mut needed)?;
     let mut found = QuantizationConfig::new(config.as_ref(), None);
     for other in OTHERS {
-        if found.is_quantized() {
+        if found.is_quantized {
             break;
         }
-        if let Some(other) = read(other)? {
+        if let Some(other) = read_config(&dir.join(other), &mut needed)? {
             found = QuantizationConfig::new(config.as_ref(), Some(&other));
         }
     }
-    let metadata = model.shards().iter().flat_map(|shard| shard.header.metadata());
+    let metadata = model.shards.iter().flat_map(|shard| &shard.header.metadata);
     let comfy = metadata.filter(|(key, _)| key == quantization::COMFY_METADATA);
     Ok((comfy.fold(found, |config, (_, value)| config.with_comfy_metadata(value.text())), needed))
 }
 
-/// A JSON file and its permissions; `None` if the file is absent or unusable. An unusable file is logged. Fails if
-/// another attempt may succeed.
-fn read_needed_data(location: &Location) -> Result<Option<(Value, SourceStat)>, Error> {
+/// A JSON file, whose permissions are added to `needed`; `None` if it is absent or unusable. An unusable file is
+/// logged. Fails if another attempt may succeed.
+fn read_config(location: &Location, needed: &mut Vec<SourceStat>) -> Result<Option<Value>, Error> {
     if !source::exists(location) {
         return Ok(None);
     }
-    let (text, stat) = match set::read_list(location, CONFIG_MAX) {
-        Ok(read) => read,
+    let ignored = match set::read_list(location, CONFIG_MAX) {
+        Ok((text, stat)) => match quantization::parse_config(&text) {
+            Ok(value) => {
+                needed.push(stat);
+                return Ok(Some(value));
+            }
+            Err(error) => format!("{location}: ignored: {error}"),
+        },
         Err(error) if error.is_transient() => return Err(error),
-        Err(error) => {
-            // The error names the file.
-            log::warn!("ignored: {error}");
-            return Ok(None);
-        }
+        // The error names the file.
+        Err(error) => format!("ignored: {error}"),
     };
-    match quantization::parse_config(&text) {
-        Ok(value) => Ok(Some((value, stat))),
-        Err(error) => {
-            log::warn!("{location}: ignored: {error}");
-            Ok(None)
-        }
-    }
+    log::warn!("{ignored}");
+    Ok(None)
 }

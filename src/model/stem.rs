@@ -1,6 +1,6 @@
 //! The name of a model from its file name, and whether the file is an index or a manifest.
 
-use super::assemble::split::{self, SplitName};
+use super::assemble::split::SplitName;
 use super::assemble::{dataset, index};
 use super::table::Model;
 use crate::format;
@@ -23,9 +23,8 @@ pub fn model_stem(location: &Location) -> Option<OsString> {
     index::index_stem(name).or_else(|| single.map(OsStr::to_owned))
 }
 
-/// The name of an open model.
 pub fn model_name(model: &Model) -> Option<OsString> {
-    model.facts().name.clone().or_else(|| model_stem(model.location()))
+    model.facts.name.clone().or_else(|| model_stem(&model.location))
 }
 
 /// Whether a file of that name is a model, or should be one.
@@ -36,10 +35,4 @@ pub(super) fn is_model(name: &OsStr) -> bool {
 /// Whether a file name is that of the index of a sharded model, the manifest of a dataset, or a split.
 pub fn is_set(name: &OsStr) -> bool {
     name == dataset::MANIFEST || index::index_stem(name).is_some() || SplitName::parse(name).is_some()
-}
-
-/// The first split that exists of the model whose split is at a location. `None` if the location is not that of a
-/// split.
-pub fn first_split(location: &Location) -> Option<Location> {
-    split::first_split_value(location)
 }

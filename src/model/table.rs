@@ -1,10 +1,10 @@
 //! The table of a model's tensors, over all of its files.
 
-use super::assembled::{AssembledRuns, AssembledTensors};
+use super::assembled::{AssembledTensors, TensorParts};
 use super::ids::{ShardId, TensorId};
 use super::population::TensorPopulation;
 use super::quantized::QuantizedWeights;
-use crate::content::{Data, Extent, Extents, SourceRun, Sources, StridedData, StridedLayout};
+use crate::content::{Extents, Segment, SourceRun, Sources, StridedData, StridedLayout};
 use crate::format::{self, Dtype, Header, MetadataValue, NameTable, SkipList, SkippedEntry, TensorInfo, TensorTable};
 use crate::source::{self, Location, Source, SourceStat};
 use crate::text::quote;
@@ -21,24 +21,27 @@ use std::sync::{Arc, OnceLock};
 /// - [`Model::logical`]: the name space of the model. Every name occurs once.
 /// - [`Model::listed`]: the logical tensors, and those that are shown only in their own file.
 /// - [`Model::stored`]: the tensors of the files as they are, assembled or not.
+///
+/// Methods panic if no tensor or no file has the given number.
 #[derive(Debug)]
 pub struct Model {
-    facts: ModelFacts,
-    shards: Vec<Shard>,
-    /// The bytes of the shards, in the same order.
-    sources: Sources,
+    pub location: Location,
+    pub form: &'static ModelForm,
+    pub facts: ModelFacts,
+    /// The files, in the order of their names.
+    pub shards: Vec<Shard>,
+    /// The bytes of the files, in the same order.
+    pub sources: Sources,
     assembled: AssembledTensors,
     /// The logical tensors have numbers below this.
     len: usize,
-    /// Number of tensors in all files.
-    stored: usize,
     /// The tensors that are shown only in their own file, sorted. Those below `len` are not logical.
     aside: Vec<TensorId>,
-    /// The number of the first tensor of each shard.
+    /// The number of the first tensor of each shard, and the end of the last one.
     first: Vec<TensorId>,
     /// Finds logical tensors of several files; built at the first lookup.
     by_name: OnceLock<NameTable>,
-    quantized: QuantizedWeights,
+    pub quantized: QuantizedWeights,
 }
 
 /// Properties of all models of an assembler. Later layers print them and act on them.
@@ -54,8 +57,19 @@ pub struct ModelForm {
     pub shows_stored: bool,
     /// Whether the tensors are weights, which may be quantized, and not data.
     pub holds_weights: bool,
-    /// The subject of mismatches and remarks.
     pub notes: NoteKind,
+}
+
+impl ModelForm {
+    /// One file that is a model.
+    pub(super) const FILE: Self = Self {
+        kind: "file",
+        fixed: None,
+        has_shards: false,
+        shows_stored: false,
+        holds_weights: true,
+        notes: NoteKind::Splits,
+    };
 }
 
 /// The subject of the mismatches and the remarks about a model.
@@ -63,30 +77,25 @@ pub struct ModelForm {
 pub enum NoteKind {
     /// An index, whose entries may be repeated.
     Index,
-    /// The manifest of a dataset.
     Manifest,
     /// The names and keys of splits.
     Splits,
 }
 
-/// The facts about a model besides its tensors. Its assembler sets the fields.
-#[derive(Debug)]
-pub(super) struct ModelFacts {
-    /// The location that the model was opened from, independent of the current directory.
-    pub location: Location,
-    pub form: &'static ModelForm,
+/// The facts about a model besides its tensors. Its assembler sets those that it knows.
+#[derive(Debug, Default)]
+pub struct ModelFacts {
     /// A description that follows the format, such as `3 shards by an index`; empty for a file.
     pub description: String,
-    pub format: &'static str,
-    /// The index or the manifest that names the files of the model, or else its only or first file.
-    pub main_file: Location,
-    /// The directory that holds all files, if that is not the directory of `main_file` or one above it.
+    /// The manifest that names the files of the model, if it is not at the location of the model.
+    pub main_file: Option<Location>,
+    /// The directory that holds all files, if that is not the directory of the main file or one above it.
     pub base: Option<Location>,
     /// The name of the model, if it does not follow from its location.
     pub name: Option<OsString>,
     /// The metadata of the model, if it is not that of its only file.
     pub metadata: Option<Vec<(String, MetadataValue)>>,
-    /// Files besides those of tensors, which are shown under their names.
+    /// Files besides those of tensors, which are shown under their names: the manifest of a dataset.
     pub documents: Vec<(&'static str, Arc<dyn Source>)>,
     /// The separator of key and column in the names of tensors, if they are the cells of a table.
     pub separator: Option<Box<str>>,
@@ -98,106 +107,51 @@ pub(super) struct ModelFacts {
     pub described_by: Vec<SourceStat>,
     /// The files of the model that could not be opened.
     pub unopened: Vec<Location>,
-    pub notes: ModelNotes,
+    /// Mismatches between the index or manifest and the files, or between splits. Empty unless the model was opened
+    /// leniently, or is a dataset.
+    pub mismatches: SkipList,
+    /// Messages about other findings in an index or a manifest.
+    pub remarks: Vec<String>,
+    pub stated: StatedTotals,
 }
 
-/// One file of a model.
 #[derive(Debug)]
 pub struct Shard {
     /// File name; for a shard, as written in the index or the manifest.
     pub name: String,
-    /// The location of the file.
     pub location: Location,
-    /// Header of the file.
     pub header: Header,
+    pub source: Arc<dyn Source>,
 }
 
 /// The totals in the `metadata` of an index. Only `check` uses them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub struct StatedTotals {
-    /// Size of all tensors in bytes.
     pub total_size: Option<u64>,
-    /// Number of elements of all tensors.
     pub total_parameters: Option<u64>,
-    /// Number of shards that the index names.
     #[serde(skip)]
     pub shards: Option<usize>,
 }
 
-/// Findings from opening a model.
-#[derive(Debug, Default)]
-pub(super) struct ModelNotes {
-    /// Mismatches between the index or manifest and the files.
-    pub mismatches: SkipList,
-    /// Other findings, as messages.
-    pub remarks: Vec<String>,
-    /// The totals in the index.
-    pub stated: StatedTotals,
-    /// Number of shards that could not be opened.
-    pub missing: usize,
-}
-
-/// A tensor of a model.
 #[derive(Debug, Clone)]
 pub struct Tensor<'m> {
-    /// Its number.
     pub id: TensorId,
     /// Its description. The `range` of an assembled tensor counts from the start of its own data.
     pub info: TensorInfo<'m>,
-    /// The files that hold its data.
     pub parts: TensorParts<'m>,
 }
 
-/// The files that hold the data of a tensor.
-#[derive(Debug, Clone)]
-pub enum TensorParts<'m> {
-    /// All of it is in one file, as its header says.
-    One(ShardId),
-    /// Runs in one or several files, one after the other; none for a tensor without data.
-    Many(AssembledRuns<'m>),
-}
-
-impl ModelFacts {
-    /// The facts of the model at `location`, whose format is that of the first of `shards`.
-    fn new(location: &Location, form: &'static ModelForm, shards: &[Shard]) -> Self {
-        let location = location.absolute().unwrap_or_else(|_| location.clone());
-        let metadata = match shards {
-            [_] => None,
-            _ => Some(merge_metadata(shards)),
-        };
-        let (base, name, documents, separator, tensor_list) = Default::default();
-        let (description, needed, described_by, unopened, notes) = Default::default();
-        Self {
-            main_file: location.clone(),
-            location,
-            form,
-            description,
-            format: shards.first().map_or("", |shard| shard.header.format()),
-            base,
-            name,
-            metadata,
-            documents,
-            separator,
-            tensor_list,
-            needed,
-            described_by,
-            unopened,
-            notes,
-        }
-    }
-}
-
 impl Model {
-    pub(super) fn new(location: &Location, form: &'static ModelForm, files: Vec<(Shard, Arc<dyn Source>)>) -> Self {
-        let (shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
-        let stored = shards.iter().map(|shard| shard.header.len()).sum();
+    pub(super) fn new(location: &Location, form: &'static ModelForm, shards: Vec<Shard>) -> Self {
+        let metadata = (shards.len() != 1).then(|| merge_metadata(&shards));
         let mut model = Self {
-            facts: ModelFacts::new(location, form, &shards),
+            location: location.absolute().unwrap_or_else(|_| location.clone()),
+            form,
+            facts: ModelFacts { metadata, ..ModelFacts::default() },
+            len: shards.iter().map(|shard| shard.header.len()).sum(),
+            sources: shards.iter().map(|shard| shard.source.clone()).collect(),
             shards,
-            sources: sources.into(),
-            assembled: AssembledTensors::none(),
-            len: stored,
-            stored,
+            assembled: AssembledTensors::default(),
             aside: Vec::new(),
             first: Vec::new(),
             by_name: OnceLock::new(),
@@ -207,22 +161,13 @@ impl Model {
         model
     }
 
-    /// Numbers the tensors of the files.
     fn number_tensors(&mut self) {
         let mut next = self.assembled.table().len();
-        self.first.clear();
+        self.first = vec![TensorId::new(next)];
         for shard in &self.shards {
-            self.first.push(TensorId::new(next));
             next += shard.header.len();
+            self.first.push(TensorId::new(next));
         }
-    }
-
-    pub(super) fn facts(&self) -> &ModelFacts {
-        &self.facts
-    }
-
-    pub(super) fn facts_mut(&mut self) -> &mut ModelFacts {
-        &mut self.facts
     }
 
     /// Removes stored tensors from the name space. `aside` must be sorted.
@@ -242,107 +187,70 @@ impl Model {
 
     /// The index or the manifest that names the files of the model, or else its only or first file.
     pub fn main_file(&self) -> &Location {
-        &self.facts.main_file
-    }
-
-    /// Properties of all models of the same assembler.
-    pub fn form(&self) -> &'static ModelForm {
-        self.facts.form
-    }
-
-    /// A description that follows the format, such as `3 shards by an index`; empty for a file.
-    pub fn description(&self) -> &str {
-        &self.facts.description
-    }
-
-    /// Owner, permissions and times of the files that describe the model: an index, a manifest or a configuration.
-    pub fn described_by(&self) -> &[SourceStat] {
-        &self.facts.described_by
+        self.facts.main_file.as_ref().unwrap_or(&self.location)
     }
 
     /// The locations of all its files, including those that could not be opened.
     pub(super) fn locations(&self) -> Vec<Location> {
         let opened = self.sources.iter().filter_map(|source| source.path().map(Location::from));
-        opened.chain([self.main_file()].into_iter().chain(self.unopened()).cloned()).collect()
-    }
-
-    /// The files of the model that could not be opened.
-    pub fn unopened(&self) -> &[Location] {
-        &self.facts.unopened
-    }
-
-    /// The separator of key and column in the names of tensors, if they are the cells of a table.
-    pub fn separator(&self) -> Option<&str> {
-        self.facts.separator.as_deref()
+        opened.chain([self.main_file()].into_iter().chain(&self.facts.unopened).cloned()).collect()
     }
 
     /// Sets the separator of key and column. Models whose tensors are not the cells of a table stay as they are.
     pub fn set_separator(&mut self, separator: &str) {
-        if !self.form().holds_weights && self.assembled.table().is_empty() {
+        if !self.form.holds_weights && self.assembled.table().is_empty() {
             self.facts.separator = Some(separator.into());
         }
     }
 
-    /// The location that the model was opened from, independent of the current directory.
-    pub fn location(&self) -> &Location {
-        &self.facts.location
-    }
-
     /// The format of its files, such as `safetensors`; empty for a model without files.
     pub fn format(&self) -> &'static str {
-        self.facts.format
+        self.shards.first().map_or("", |shard| shard.header.format)
     }
 
     /// The version of that format, if it has versions.
     pub fn format_version(&self) -> Option<u32> {
-        self.shards.iter().find_map(|shard| shard.header.version())
+        self.shards.iter().find_map(|shard| shard.header.version)
     }
 
-    /// Whether a header is text.
     pub fn has_text(&self) -> bool {
         self.shards.iter().any(|shard| shard.header.text().is_some())
     }
 
-    /// The tensors of the name space. Every name occurs once.
     pub fn logical(&self) -> TensorPopulation<'_> {
         let holes = self.aside.partition_point(|id| id.index() < self.len);
         TensorPopulation::new(0, self.len, &self.aside[..holes], &[])
     }
 
-    /// The logical tensors, and those that are shown only in their own file.
     pub fn listed(&self) -> TensorPopulation<'_> {
         let holes = self.aside.partition_point(|id| id.index() < self.len);
         TensorPopulation::new(0, self.len, &[], &self.aside[holes..])
     }
 
-    /// The tensors of all files.
     pub fn stored(&self) -> TensorPopulation<'_> {
-        let first = self.assembled.table().len();
-        TensorPopulation::new(first, first + self.stored, &[], &[])
+        self.consecutive(0, self.shards.len())
     }
 
-    /// The tensors of one file.
     pub fn stored_in(&self, shard: ShardId) -> TensorPopulation<'_> {
-        let first = self.first[shard.index()].index();
-        TensorPopulation::new(first, first + self.shard(shard).header.len(), &[], &[])
+        self.consecutive(shard.index(), shard.index() + 1)
     }
 
-    /// A tensor.
-    ///
-    /// # Panics
-    /// If no tensor has that number.
+    /// The tensors of the files from `start` on and before `end`.
+    fn consecutive(&self, start: usize, end: usize) -> TensorPopulation<'_> {
+        TensorPopulation::new(self.first[start].index(), self.first[end].index(), &[], &[])
+    }
+
     pub fn tensor(&self, id: TensorId) -> Tensor<'_> {
         if id.index() < self.assembled.table().len() {
-            let (info, runs) = self.assembled.tensor(id.index());
-            return Tensor { id, info, parts: TensorParts::Many(runs) };
+            let (info, parts) = self.assembled.tensor(id.index());
+            return Tensor { id, info, parts };
         }
         let (shard, index) = self.locate(id);
         Tensor { id, info: self.shard(shard).header.tensor(index), parts: TensorParts::One(shard) }
     }
 
-    /// Whether a tensor has that number.
     pub fn contains(&self, id: TensorId) -> bool {
-        id.index() < self.assembled.table().len() + self.stored
+        self.first.last().is_some_and(|end| id < *end)
     }
 
     /// The table that describes a tensor, and the index of the tensor in it.
@@ -354,19 +262,16 @@ impl Model {
         (&self.shard(shard).header, index)
     }
 
-    /// The name of a tensor.
-    ///
-    /// # Panics
-    /// If no tensor has that number.
     pub fn name(&self, id: TensorId) -> &str {
         let (table, index) = self.described(id);
         table.name(index)
     }
 
+    pub(super) fn name_at(&self, index: usize) -> &str {
+        self.name(TensorId::new(index))
+    }
+
     /// Whether the entry of a tensor has a form that only some readers accept.
-    ///
-    /// # Panics
-    /// If no tensor has that number.
     pub fn is_unusual(&self, id: TensorId) -> bool {
         let (table, index) = self.described(id);
         table.is_unusual(index)
@@ -377,13 +282,12 @@ impl Model {
         self.locate(id).0
     }
 
-    /// The data of a tensor.
-    pub fn data(&self, tensor: &Tensor) -> Data {
+    pub fn data(&self, tensor: &Tensor) -> Segment {
         match &tensor.parts {
             TensorParts::One(shard) => data_in(self.source(*shard), &tensor.info),
             TensorParts::Many(assembled) => {
                 let (runs, part) = assembled.shared();
-                Data::Extents(Extents { sources: self.sources.clone(), runs, part })
+                Segment::Extents(Extents { sources: self.sources.clone(), runs, part })
             }
         }
     }
@@ -396,15 +300,13 @@ impl Model {
     /// The runs that hold the data of a tensor. A tensor without data may have one run of no bytes. `None` if its
     /// elements have to be gathered.
     pub fn runs(&self, tensor: &Tensor) -> Option<Arc<[SourceRun]>> {
-        if tensor.info.layout.is_some() {
-            return None;
-        }
-        Some(match &tensor.parts {
-            TensorParts::Many(runs) => runs.iter().map(|(run, _)| run).collect(),
+        match &tensor.parts {
+            TensorParts::One(_) if tensor.info.layout.is_some() => None,
             TensorParts::One(shard) => {
-                [SourceRun { start: 0, source: shard.index(), offset: tensor.info.range.start }].into()
+                Some([SourceRun { start: 0, source: shard.index(), offset: tensor.info.range.start }].into())
             }
-        })
+            TensorParts::Many(runs) => Some(runs.iter().map(|(run, _)| run).collect()),
+        }
     }
 
     /// The table of all logical tensors, unless they are those of several files.
@@ -416,20 +318,19 @@ impl Model {
         }
     }
 
-    /// The logical tensor called `name`.
     pub fn find(&self, name: &str) -> Option<TensorId> {
         if let Some(table) = self.only_table() {
             return table.find(name).map(TensorId::new);
         }
-        let name_at = |index| self.name(TensorId::new(index));
-        self.by_name.get_or_init(|| self.logical_names()).find(name, name_at).map(TensorId::new)
+        let names = self.by_name.get_or_init(|| self.logical_names());
+        names.find(name, |index| self.name_at(index)).map(TensorId::new)
     }
 
     fn logical_names(&self) -> NameTable {
         let logical = self.logical();
         let mut table = NameTable::with_capacity(logical.len());
         for id in logical.iter() {
-            table.insert(id.index(), |index| self.name(TensorId::new(index)));
+            table.insert(id.index(), |index| self.name_at(index));
         }
         table
     }
@@ -440,60 +341,21 @@ impl Model {
         self.only_table().is_some() || self.by_name.get().is_some()
     }
 
-    /// The quantized weights.
-    pub fn quantized(&self) -> &QuantizedWeights {
-        &self.quantized
-    }
-
-    pub(super) fn set_quantized(&mut self, quantized: QuantizedWeights) {
-        self.quantized = quantized;
-    }
-
-    /// The tensor called `name` in one file.
     pub fn find_in(&self, shard: ShardId, name: &str) -> Option<TensorId> {
         let index = self.shard(shard).header.find(name)?;
         Some(TensorId::new(self.first[shard.index()].index() + index))
     }
 
-    /// The files, in the order of their names.
-    pub fn shards(&self) -> &[Shard] {
-        &self.shards
-    }
-
-    /// The numbers of the files.
     pub fn shard_ids(&self) -> impl ExactSizeIterator<Item = ShardId> + use<> {
         (0..self.shards.len()).map(ShardId::new)
     }
 
-    /// A file.
-    ///
-    /// # Panics
-    /// If no file has that number.
     pub fn shard(&self, shard: ShardId) -> &Shard {
         &self.shards[shard.index()]
     }
 
-    /// The bytes of the files, in the same order.
-    pub fn sources(&self) -> &Sources {
-        &self.sources
-    }
-
-    /// The bytes of a file.
-    ///
-    /// # Panics
-    /// If no file has that number.
     pub fn source(&self, shard: ShardId) -> &Arc<dyn Source> {
-        &self.sources[shard.index()]
-    }
-
-    /// The names of files besides those of tensors, and their bytes: the manifest of a dataset.
-    pub fn documents(&self) -> &[(&'static str, Arc<dyn Source>)] {
-        &self.facts.documents
-    }
-
-    /// The list of all tensors that the writer may have left beside the manifest.
-    pub fn tensor_list(&self) -> Option<&Location> {
-        self.facts.tensor_list.as_ref()
+        &self.shard(shard).source
     }
 
     /// Fails if a file is no longer the version that was opened.
@@ -506,48 +368,26 @@ impl Model {
     pub fn metadata(&self) -> &[(String, MetadataValue)] {
         match (&self.facts.metadata, &self.shards[..]) {
             (Some(metadata), _) => metadata,
-            (None, [one, ..]) => one.header.metadata(),
+            (None, [one, ..]) => &one.header.metadata,
             (None, []) => &[],
         }
     }
 
-    /// Mismatches between the index or manifest and the files, or between splits. Empty unless the model was opened
-    /// leniently, or is a dataset.
-    pub fn mismatches(&self) -> &SkipList {
-        &self.facts.notes.mismatches
-    }
-
-    /// Messages about other findings in an index or a manifest.
-    pub fn remarks(&self) -> &[String] {
-        &self.facts.notes.remarks
-    }
-
-    /// The totals in the index.
-    pub fn stated(&self) -> StatedTotals {
-        self.facts.notes.stated
-    }
-
-    /// Number of shards of an index, or of splits, that could not be opened.
-    pub fn missing(&self) -> usize {
-        self.facts.notes.missing
-    }
-
-    /// The entries that were left out. Empty unless the model was opened leniently, or is a dataset.
+    /// The entries that were skipped. Empty unless the model was opened leniently, or is a dataset.
     pub fn skipped(&self) -> impl Iterator<Item = &SkippedEntry> {
-        let in_files = self.shards.iter().flat_map(|shard| shard.header.skipped().listed());
-        self.facts.notes.mismatches.listed().iter().chain(in_files)
+        let in_files = self.shards.iter().flat_map(|shard| shard.header.skipped.listed());
+        self.facts.mismatches.listed().iter().chain(in_files)
     }
 
-    /// Number of entries that were left out, listed or not.
+    /// Number of entries that were skipped, listed or not.
     pub fn left_out(&self) -> usize {
-        self.facts.notes.mismatches.total()
-            + self.shards.iter().map(|shard| shard.header.skipped().total()).sum::<usize>()
+        self.facts.mismatches.total() + self.shards.iter().map(|shard| shard.header.skipped.total()).sum::<usize>()
     }
 
     /// Logs what users of a mount of the model should know: [`Model::report`], and which weights are not dequantized.
     pub fn report_mount(&self, source: &impl fmt::Display) {
         self.report(source);
-        for note in self.quantized().notes() {
+        for note in self.quantized.notes() {
             log::warn!("{source}: {note}");
         }
     }
@@ -556,15 +396,15 @@ impl Model {
     pub fn report(&self, source: &impl fmt::Display) {
         const LINES: usize = 20;
         for skipped in self.skipped().take(LINES) {
-            log::warn!("{source}: left out {}: {}", quote(&skipped.name), skipped.reason);
+            log::warn!("{source}: skipped {}: {}", quote(&skipped.name), skipped.reason);
         }
         if let Some(more @ 1..) = self.left_out().checked_sub(LINES) {
-            log::warn!("{source}: left out {more} more; see index.json");
+            log::warn!("{source}: skipped {more} more; see index.json");
         }
-        for remark in self.remarks().iter().take(LINES) {
+        for remark in self.facts.remarks.iter().take(LINES) {
             log::warn!("{source}: {remark}");
         }
-        let unknown: BTreeSet<_> = self.shards.iter().flat_map(|shard| shard.header.unknown_dtypes()).collect();
+        let unknown: BTreeSet<_> = self.shards.iter().flat_map(|shard| &shard.header.unknown_dtypes).collect();
         for dtype in unknown.iter().take(LINES) {
             log::warn!("{source}: unknown dtype {}: such tensors are shown as raw bytes", quote(dtype));
         }
@@ -588,7 +428,7 @@ impl Model {
     pub fn stat(&self) -> Option<SourceStat> {
         let files = self.sources.iter().map(|source| source.stat());
         let files = files.reduce(|a, b| SourceStat { mtime: a.mtime.max(b.mtime), ..a.and(b) })?;
-        Some(self.facts.needed.iter().chain(self.described_by()).fold(files, |files, needed| files.and(*needed)))
+        Some(self.facts.needed.iter().chain(&self.facts.described_by).fold(files, |files, needed| files.and(*needed)))
     }
 
     /// The file of a stored tensor, and its index there.
@@ -599,7 +439,7 @@ impl Model {
 }
 
 fn merge_metadata(shards: &[Shard]) -> Vec<(String, MetadataValue)> {
-    let mut merged: Vec<_> = shards.iter().flat_map(|shard| shard.header.metadata()).cloned().collect();
+    let mut merged: Vec<_> = shards.iter().flat_map(|shard| &shard.header.metadata).cloned().collect();
     // Stable, so that the first file's value of a repeated key is kept.
     merged.sort_by(|a, b| a.0.cmp(&b.0));
     merged.dedup_by(|later, kept| later.0 == kept.0);
@@ -622,14 +462,13 @@ pub fn is_data_hash(key: &str) -> bool {
     ["modelspec.hash_", "sshs_"].iter().any(|prefix| key.starts_with(prefix))
 }
 
-/// The data of a tensor of a file.
-pub fn data_in(source: &Arc<dyn Source>, tensor: &TensorInfo) -> Data {
-    let (source, range) = (source.clone(), tensor.range.clone());
+pub fn data_in(source: &Arc<dyn Source>, tensor: &TensorInfo) -> Segment {
+    let range = tensor.range.clone();
     match tensor.layout {
-        None => Data::Extent(Extent { source, range }),
+        None => Segment::extent(source, range),
         Some(format::TensorLayout { strides, size, word }) => {
             let layout = StridedLayout::new(tensor.shape, strides, size as usize, word.into());
-            Data::Strided(StridedData { source, range, layout: Arc::new(layout) })
+            Segment::Strided(StridedData { source: source.clone(), range, layout: Arc::new(layout) })
         }
     }
 }
@@ -637,7 +476,7 @@ pub fn data_in(source: &Arc<dyn Source>, tensor: &TensorInfo) -> Data {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::{Content, ReadRequest, Segment};
+    use crate::content::{Content, ReadRequest};
     use crate::format::{HeaderBuilder, ParseMode};
     use crate::model::assembled::TensorAssembly;
     use crate::model::header::read_header;
@@ -654,26 +493,26 @@ mod tests {
     };
 
     /// A safetensors file with one tensor.
-    fn file(name: &str, dtype: &str, shape: &str, data: &[u8]) -> (Shard, Arc<dyn Source>) {
+    fn file(name: &str, dtype: &str, shape: &str, data: &[u8]) -> Shard {
         let end = data.len();
         let header = format!(r#"{{"{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[0,{end}]}}}}"#);
         let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
         let location = Location::from(Path::new("/m/x.safetensors"));
         let source = Arc::new(MemorySource::new(bytes));
         let header = read_header(&location, &*source, ParseMode::Strict).unwrap();
-        (Shard { name: format!("{name}.safetensors"), location, header }, source)
+        Shard { name: format!("{name}.safetensors"), location, header, source }
     }
 
     /// A file whose header, if it has one, names no tensors.
-    fn data_file(data: &[u8]) -> (Shard, Arc<dyn Source>) {
-        let header = HeaderBuilder::new(ParseMode::Strict).finish("data", None, 0, String::new).unwrap();
+    fn data_file(data: &[u8]) -> Shard {
+        let header = HeaderBuilder::new(ParseMode::Strict).finish("data", None, 0, "").unwrap();
         let location = Location::from(Path::new("/m/weights.data"));
-        (Shard { name: "weights.data".into(), location, header }, Arc::new(MemorySource::new(data.to_vec())))
+        Shard { name: "weights.data".into(), location, header, source: Arc::new(MemorySource::new(data.to_vec())) }
     }
 
     fn read(model: &Model, name: &str) -> Vec<u8> {
         let tensor = model.tensor(model.find(name).unwrap());
-        let content = Content::new([Segment::Data(model.data(&tensor))]);
+        let content = Content::from(model.data(&tensor));
         let len = content.len();
         content.read(0..len, &ReadRequest::WAIT).unwrap().to_vec()
     }
@@ -687,12 +526,13 @@ mod tests {
             (model.shard_of(id).index(), model.tensor(id).info.range)
         };
         let (a, b) = (at("a"), at("b"));
-        let mut made = TensorAssembly::new();
+        let mut made = TensorAssembly::default();
         made.push("renamed", Dtype::U8, &[2, 3], [a.clone()]).unwrap();
         made.push("second_row", Dtype::U8, &[1, 3], [(a.0, a.1.start + 3..a.1.end)]).unwrap();
         made.push("joined", Dtype::U8, &[3, 3], [b, a]).unwrap();
         made.push("empty", Dtype::F32, &[0, 4], []).unwrap();
         made.push("elsewhere", Dtype::Unknown("X8"), &[3], [(2, 2..5)]).unwrap();
+        made.push("last", Dtype::U8, &[1], [(2, 5..6)]).unwrap();
         let stored = model.find("a").unwrap();
         model.set_assembled(made.finish().unwrap(), vec![stored]);
 
@@ -702,6 +542,7 @@ mod tests {
             ("joined", b"ghiabcdef"),
             ("empty", b""),
             ("elsewhere", b"xyz"),
+            ("last", b"."),
         ];
         for (name, data) in expected {
             assert_eq!(read(&model, name), data, "{name}");
@@ -709,7 +550,7 @@ mod tests {
         let names = |some: TensorPopulation| some.iter().map(|id| model.name(id).to_owned()).collect::<Vec<_>>();
         assert_eq!(names(model.logical()), expected.map(|(name, _)| name));
         assert_eq!(names(model.stored()), ["a", "b"]);
-        assert_eq!(names(model.listed())[5..], ["a"]);
+        assert_eq!(names(model.listed())[6..], ["a"]);
         assert_eq!((model.find("a"), model.can_find()), (None, true));
         let info = model.tensor(model.find("elsewhere").unwrap()).info;
         assert_eq!((info.dtype, info.shape, info.range), (Dtype::Unknown("X8"), &[3][..], 0..3));

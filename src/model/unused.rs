@@ -3,7 +3,6 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
-/// The names that are taken.
 pub(super) struct UsedNames<N> {
     taken: HashSet<N>,
     /// The last number that was tried for each first name.
@@ -11,17 +10,14 @@ pub(super) struct UsedNames<N> {
 }
 
 impl<N: Clone + Eq + Hash> UsedNames<N> {
-    /// These names are taken.
     pub fn new(taken: impl IntoIterator<Item = N>) -> Self {
         Self { taken: taken.into_iter().collect(), numbers: HashMap::new() }
     }
 
-    /// Whether a name is taken.
     pub fn is_taken(&self, name: &N) -> bool {
         self.taken.contains(name)
     }
 
-    /// Marks a name as taken.
     pub fn insert(&mut self, name: N) {
         self.taken.insert(name);
     }

@@ -1,58 +1,44 @@
-//! The canvas: colours, glyphs and PNG encoding. Does not depend on tensors.
+//! The canvas: colours, text, rectangles, lines and PNG encoding. Does not depend on tensors.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 
-use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
-use plotters::style::RGBColor;
-use plotters::style::text_anchor::{HPos, VPos};
-use plotters_backend::{BackendColor, BackendCoord, BackendTextStyle, DrawingBackend, DrawingErrorKind};
+use ab_glyph::{Font, FontRef, GlyphId, PxScale, ScaleFont, point};
 
 /// Size of every picture in bytes.
 pub const PNG_LEN: usize = 256 << 10;
 
-/// Why a picture cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum CanvasError {
-    /// The drawing failed.
     #[error("the picture cannot be drawn: {0}")]
-    Draw(String),
-    /// The encoding failed.
+    Font(#[from] ab_glyph::InvalidFont),
     #[error("the picture cannot be encoded: {0}")]
     Encode(#[from] png::EncodingError),
-    /// The picture is larger than [`PNG_LEN`].
     #[error("the picture takes {len} bytes; at most {PNG_LEN} are possible")]
-    TooLarge {
-        /// Its size in bytes.
-        len: usize,
-    },
+    TooLarge { len: usize },
 }
 
-pub(super) const WIDTH: u32 = 1320;
-pub(super) const HEIGHT: u32 = 720;
+pub(super) const WIDTH: i32 = 1320;
+pub(super) const HEIGHT: i32 = 720;
 
-pub(super) const INK: RGBColor = RGBColor(32, 36, 44);
-pub(super) const WHITE: RGBColor = RGBColor(255, 255, 255);
-pub(super) const BAR: RGBColor = RGBColor(70, 118, 172);
-pub(super) const BAND: RGBColor = RGBColor(176, 201, 229);
-pub(super) const NAN: RGBColor = RGBColor(0, 0, 0);
-pub(super) const INF: RGBColor = RGBColor(70, 190, 30);
+pub(super) type PlotColor = [u8; 3];
+
+pub(super) const INK: PlotColor = [32, 36, 44];
+const WHITE: PlotColor = [255, 255, 255];
+pub(super) const BAR: PlotColor = [70, 118, 172];
+pub(super) const BAND: PlotColor = [176, 201, 229];
+pub(super) const NAN: PlotColor = [0, 0, 0];
+pub(super) const INF: PlotColor = [70, 190, 30];
+pub(super) const ALARM: PlotColor = RAMP[4];
 
 /// The colour scale: blue, white, red, in equal steps.
-const RAMP: [RGBColor; 5] = [
-    RGBColor(20, 66, 144),
-    RGBColor(118, 170, 218),
-    RGBColor(248, 248, 248),
-    RGBColor(240, 146, 120),
-    RGBColor(164, 16, 40),
-];
+const RAMP: [PlotColor; 5] = [[20, 66, 144], [118, 170, 218], [248, 248, 248], [240, 146, 120], [164, 16, 40]];
 /// Number of colours of the scale on each side of white.
 const STEPS: i32 = 100;
 /// Number of greys from ink to white, used for text.
 const GREYS: u8 = 48;
 
 /// The colour of a number from -1 to 1; others are clamped.
-pub(super) fn ramp(value: f64) -> RGBColor {
+pub(super) fn ramp(value: f64) -> PlotColor {
     let at = (value * f64::from(STEPS)).round().clamp(-f64::from(STEPS), f64::from(STEPS));
     let at = (at / f64::from(STEPS) + 1.0) * 2.0;
     let from = (at as usize).min(3);
@@ -60,162 +46,188 @@ pub(super) fn ramp(value: f64) -> RGBColor {
 }
 
 /// The grey between ink (0) and white (1).
-pub(super) fn grey(share: f64) -> RGBColor {
+pub(super) fn grey(share: f64) -> PlotColor {
     mix(INK, WHITE, share)
 }
 
-fn mix(from: RGBColor, to: RGBColor, share: f64) -> RGBColor {
-    let mix = |from: u8, to: u8| (f64::from(from) + (f64::from(to) - f64::from(from)) * share).round() as u8;
-    RGBColor(mix(from.0, to.0), mix(from.1, to.1), mix(from.2, to.2))
+fn mix(from: PlotColor, to: PlotColor, share: f64) -> PlotColor {
+    [0, 1, 2].map(|at| (f64::from(from[at]) + (f64::from(to[at]) - f64::from(from[at])) * share).round() as u8)
 }
 
-/// All colours of a picture.
-fn palette() -> Vec<RGBColor> {
+fn palette() -> Vec<PlotColor> {
     let greys = (0..GREYS).map(|at| grey(f64::from(at) / f64::from(GREYS - 1)));
     let ramp = (-STEPS..=STEPS).map(|at| ramp(f64::from(at) / f64::from(STEPS)));
     greys.chain(ramp).chain([BAR, BAND, NAN, INF]).collect()
 }
 
-/// The font of all text.
-pub(super) struct FontFace(FontRef<'static>);
+/// The index of the nearest colour of a palette.
+fn nearest_color(palette: &[PlotColor], color: PlotColor) -> u8 {
+    (0..).zip(palette).min_by_key(|(_, other)| color_distance(**other, color)).map_or(0, |(at, _)| at)
+}
 
-impl FontFace {
-    pub(super) fn new() -> Result<Self, CanvasError> {
-        FontRef::try_from_slice(ttf_noto_sans::REGULAR).map(Self).map_err(|error| CanvasError::Draw(error.to_string()))
+/// The square of the distance of two colours.
+fn color_distance(a: PlotColor, b: PlotColor) -> i32 {
+    (0..3).map(|at| i32::from(a[at].abs_diff(b[at])).pow(2)).sum()
+}
+
+/// A rectangle in pixels.
+#[derive(Clone, Copy)]
+pub(super) struct PlotFrame {
+    pub left: i32,
+    pub top: i32,
+    pub width: i32,
+    pub height: i32,
+}
+
+impl PlotFrame {
+    pub fn right(self) -> i32 {
+        self.left + self.width
     }
 
-    /// Whether the font can show `char`.
-    pub(super) fn has(&self, char: char) -> bool {
-        self.0.glyph_id(char).0 != 0
+    pub fn bottom(self) -> i32 {
+        self.top + self.height
     }
 
-    /// Width of `text` in pixels.
-    pub(super) fn width(&self, text: &str, size: f64) -> f64 {
-        let mut end = 0.0;
-        self.layout(text, size, |_, _, next| end = next);
-        f64::from(end)
-    }
-
-    /// Calls `each` with every glyph, its start and its end in pixels.
-    fn layout(&self, text: &str, size: f64, mut each: impl FnMut(ab_glyph::GlyphId, f32, f32)) {
-        let font = self.0.as_scaled(PxScale::from(size as f32));
-        let (mut at, mut before) = (0.0, None);
-        for char in text.chars() {
-            let glyph = font.glyph_id(char);
-            at += before.map_or(0.0, |before| font.kern(before, glyph));
-            let next = at + font.h_advance(glyph);
-            each(glyph, at, next);
-            (at, before) = (next, Some(glyph));
-        }
+    /// The middle, a quarter as wide and as high, but at least a pixel.
+    pub fn center(self) -> Self {
+        let (width, height) = ((self.width / 4).max(1), (self.height / 4).max(1));
+        let (left, top) = (self.left + (self.width - width) / 2, self.top + (self.height - height) / 2);
+        Self { left, top, width, height }
     }
 }
 
-/// An image with a palette on which plotters draws.
-pub(super) struct Canvas<'a> {
-    face: &'a FontFace,
-    pixels: &'a mut [u8],
-    palette: Vec<RGBColor>,
-    /// Cache: the nearest colour of the palette, as an index, for each colour drawn so far.
-    nearest: HashMap<(u8, u8, u8), u8>,
+/// An image with a palette.
+pub(super) struct Canvas {
+    font: FontRef<'static>,
+    /// Indices into the palette, row by row.
+    pub pixels: Vec<u8>,
+    palette: Vec<PlotColor>,
+    /// Cache: the index of the nearest colour of the palette for each colour drawn so far.
+    nearest: HashMap<PlotColor, u8>,
 }
 
-/// The pixels of an empty canvas.
 pub(super) fn blank() -> Vec<u8> {
     vec![GREYS - 1; (WIDTH * HEIGHT) as usize]
 }
 
-impl<'a> Canvas<'a> {
-    /// Draws on `pixels`, which [`blank`] has created.
-    pub(super) fn new(face: &'a FontFace, pixels: &'a mut [u8]) -> Self {
-        Self { face, pixels, palette: palette(), nearest: HashMap::new() }
-    }
-}
-
-impl DrawingBackend for Canvas<'_> {
-    type ErrorType = Infallible;
-
-    fn get_size(&self) -> (u32, u32) {
-        (WIDTH, HEIGHT)
+impl Canvas {
+    pub fn new() -> Result<Self, CanvasError> {
+        let font = FontRef::try_from_slice(ttf_noto_sans::REGULAR)?;
+        Ok(Self { font, pixels: blank(), palette: palette(), nearest: HashMap::new() })
     }
 
-    fn ensure_prepared(&mut self) -> Result<(), DrawingErrorKind<Infallible>> {
-        Ok(())
+    /// Whether the font can show `char`.
+    pub fn has(&self, char: char) -> bool {
+        self.font.glyph_id(char).0 != 0
     }
 
-    fn present(&mut self) -> Result<(), DrawingErrorKind<Infallible>> {
-        Ok(())
+    /// Width of `text` in pixels.
+    pub fn text_width(&self, text: &str, size: i32) -> i32 {
+        self.layout(text, size).1.ceil() as i32
     }
 
-    fn draw_pixel(&mut self, (x, y): BackendCoord, color: BackendColor) -> Result<(), DrawingErrorKind<Infallible>> {
-        let (Ok(x), Ok(y)) = (u32::try_from(x), u32::try_from(y)) else { return Ok(()) };
-        if x >= WIDTH || y >= HEIGHT {
-            return Ok(());
+    /// Each glyph with its start in pixels, and the end of the last one.
+    fn layout(&self, text: &str, size: i32) -> (Vec<(GlyphId, f32)>, f32) {
+        let font = self.font.as_scaled(PxScale::from(size as f32));
+        let (mut glyphs, mut at) = (Vec::<(GlyphId, f32)>::new(), 0.0);
+        for char in text.chars() {
+            let glyph = font.glyph_id(char);
+            at += glyphs.last().map_or(0.0, |(before, _)| font.kern(*before, glyph));
+            glyphs.push((glyph, at));
+            at += font.h_advance(glyph);
         }
-        let pixel = &mut self.pixels[(y * WIDTH + x) as usize];
-        let (red, green, blue) = color.rgb;
-        let RGBColor(red, green, blue) =
-            mix(self.palette[usize::from(*pixel)], RGBColor(red, green, blue), color.alpha);
-        *pixel = *self.nearest.entry((red, green, blue)).or_insert_with(|| {
-            let far = |a: u8, b: u8| (i32::from(a) - i32::from(b)).pow(2);
-            let best =
-                self.palette.iter().zip(0..).min_by_key(|(c, _)| far(c.0, red) + far(c.1, green) + far(c.2, blue));
-            best.map_or(0, |(_, at)| at)
-        });
-        Ok(())
+        (glyphs, at)
     }
 
-    /// Replaces the default of plotters, which places letters at whole pixels.
-    fn draw_text<S: BackendTextStyle>(
+    /// Writes text at a position. `anchor` is which point of the text is there, as shares of its width and its height:
+    /// (0, 0) is its top left corner, (1, 1) its bottom right one.
+    pub fn text(&mut self, text: &str, at: (i32, i32), size: i32, color: PlotColor, anchor: (f32, f32)) {
+        self.draw_text(text, size, anchor, color, |x, y| (at.0 + x, at.1 + y));
+    }
+
+    /// As [`Self::text`], upwards.
+    pub fn text_upwards(&mut self, text: &str, at: (i32, i32), size: i32, color: PlotColor, anchor: (f32, f32)) {
+        self.draw_text(text, size, anchor, color, |x, y| (at.0 + y, at.1 - x));
+    }
+
+    /// `place` maps positions relative to the anchor to pixels.
+    fn draw_text(
         &mut self,
         text: &str,
-        style: &S,
-        (left, top): BackendCoord,
-    ) -> Result<(), DrawingErrorKind<Infallible>> {
-        let face = self.face;
-        let font = face.0.as_scaled(PxScale::from(style.size() as f32));
-        let width = face.width(text, style.size()) as f32;
-        let across = match style.anchor().h_pos {
-            HPos::Left => 0.0,
-            HPos::Center => -width / 2.0,
-            HPos::Right => -width,
-        };
-        let down = match style.anchor().v_pos {
-            VPos::Top => 0.0,
-            VPos::Center => -font.height() / 2.0,
-            VPos::Bottom => -font.height(),
-        };
+        size: i32,
+        (across, down): (f32, f32),
+        color: PlotColor,
+        place: impl Fn(i32, i32) -> (i32, i32),
+    ) {
+        let (glyphs, width) = self.layout(text, size);
+        let font = self.font.clone().into_scaled(PxScale::from(size as f32));
         // A baseline between two pixels would blur every letter.
-        let base = (down + font.ascent()).round();
-        let (turn, color) = (style.transform(), style.color());
-        face.layout(text, style.size(), |glyph, at, _| {
-            let glyph = glyph.with_scale_and_position(font.scale(), point(across + at, base));
-            let Some(outline) = font.outline_glyph(glyph) else { return };
+        let base = (font.ascent() - down * font.height()).round();
+        for (glyph, start) in glyphs {
+            let glyph = glyph.with_scale_and_position(font.scale(), point(start - across * width, base));
+            let Some(outline) = font.outline_glyph(glyph) else { continue };
             let corner = outline.px_bounds().min;
             outline.draw(|x, y, coverage| {
-                let (x, y) = turn.transform(corner.x as i32 + x as i32, corner.y as i32 + y as i32);
-                let color = BackendColor { alpha: color.alpha * f64::from(coverage.min(1.0)), ..color };
-                _ = self.draw_pixel((left + x, top + y), color);
+                let (x, y) = place(corner.x as i32 + x as i32, corner.y as i32 + y as i32);
+                self.blend(x, y, color, coverage.min(1.0).into());
             });
-        });
-        Ok(())
+        }
     }
 
-    fn estimate_text_size<S: BackendTextStyle>(
-        &self,
-        text: &str,
-        style: &S,
-    ) -> Result<(u32, u32), DrawingErrorKind<Infallible>> {
-        Ok((self.face.width(text, style.size()).ceil() as u32, style.size().ceil() as u32))
+    /// Draws a line of one pixel. Each of its points is shared between the two nearest pixels.
+    pub fn line(&mut self, from: (i32, i32), to: (i32, i32), color: PlotColor) {
+        let (across, down) = (to.0 - from.0, to.1 - from.1);
+        let steps = across.abs().max(down.abs());
+        for step in 0..=steps {
+            let share = f64::from(step) / f64::from(steps.max(1));
+            let (x, y) = (f64::from(from.0) + share * f64::from(across), f64::from(from.1) + share * f64::from(down));
+            // One of the two is a whole number.
+            let rest = (x - x.floor()).max(y - y.floor());
+            self.blend(x.floor() as i32, y.floor() as i32, color, 1.0 - rest);
+            self.blend(x.ceil() as i32, y.ceil() as i32, color, rest);
+        }
+    }
+
+    pub fn fill(&mut self, frame: PlotFrame, color: PlotColor) {
+        let (left, right) = (frame.left.clamp(0, WIDTH), frame.right().clamp(0, WIDTH));
+        let color = self.nearest_index(color);
+        for y in frame.top.max(0)..frame.bottom().min(HEIGHT) {
+            if let Some(line) = self.pixels.get_mut((y * WIDTH + left) as usize..(y * WIDTH + right) as usize) {
+                line.fill(color);
+            }
+        }
+    }
+
+    /// Draws a line of one pixel around a frame.
+    pub fn border(&mut self, PlotFrame { left, top, width, height }: PlotFrame, color: PlotColor) {
+        for top in [top - 1, top + height] {
+            self.fill(PlotFrame { left: left - 1, top, width: width + 2, height: 1 }, color);
+        }
+        for left in [left - 1, left + width] {
+            self.fill(PlotFrame { left, top, width: 1, height }, color);
+        }
+    }
+
+    /// Mixes `share` of a colour into a pixel. Pixels outside of the picture are ignored.
+    fn blend(&mut self, x: i32, y: i32, color: PlotColor, share: f64) {
+        if (0..WIDTH).contains(&x) && (0..HEIGHT).contains(&y) {
+            let at = (y * WIDTH + x) as usize;
+            self.pixels[at] = self.nearest_index(mix(self.palette[usize::from(self.pixels[at])], color, share));
+        }
+    }
+
+    fn nearest_index(&mut self, color: PlotColor) -> u8 {
+        *self.nearest.entry(color).or_insert_with(|| nearest_color(&self.palette, color))
     }
 }
 
 /// The picture as a PNG file of [`PNG_LEN`] bytes.
 pub(super) fn encode_png(pixels: &[u8]) -> Result<Vec<u8>, CanvasError> {
     let mut file = Vec::with_capacity(PNG_LEN);
-    let mut encoder = png::Encoder::new(&mut file, WIDTH, HEIGHT);
+    let mut encoder = png::Encoder::new(&mut file, WIDTH as u32, HEIGHT as u32);
     encoder.set_color(png::ColorType::Indexed);
     encoder.set_depth(png::BitDepth::Eight);
-    encoder.set_palette(palette().iter().flat_map(|color| [color.0, color.1, color.2]).collect::<Vec<u8>>());
+    encoder.set_palette(palette().concat());
     encoder.set_compression(png::Compression::Balanced);
     encoder.set_filter(png::Filter::NoFilter);
     let mut writer = encoder.write_header()?;

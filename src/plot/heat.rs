@@ -12,19 +12,17 @@ const CELL: u64 = 2;
 /// The first matrix of a tensor, averaged to few cells.
 #[derive(Debug, Clone)]
 pub struct HeatMap {
-    rows: HeatSide,
-    cols: HeatSide,
+    pub(super) rows: HeatSide,
+    pub(super) cols: HeatSide,
     cells: Vec<HeatCell>,
 }
 
-/// One dimension of the matrix.
 #[derive(Debug, Clone)]
-struct HeatSide {
-    len: u64,
+pub(super) struct HeatSide {
+    pub len: u64,
     /// The start of each cell, then `len`.
     edges: Vec<u64>,
-    /// Size of a cell in pixels.
-    pixels: u64,
+    pub cell_pixels: u64,
 }
 
 /// The values added to a cell.
@@ -42,7 +40,6 @@ const EMPTY: HeatCell =
     HeatCell { sum: 0.0, count: 0, low: f64::INFINITY, high: f64::NEG_INFINITY, nan: false, inf: false };
 
 impl HeatCell {
-    /// The mean of the finite values, if there are any.
     pub(super) fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum / self.count as f64)
     }
@@ -90,7 +87,7 @@ impl HeatSide {
         let edges = (0..=count)
             .map(|at| (u128::from(at) * u128::from(len)).div_ceil(u128::from(count.max(1))) as u64)
             .collect();
-        Self { len, edges, pixels: room / count.max(1) }
+        Self { len, edges, cell_pixels: room / count.max(1) }
     }
 
     fn count(&self) -> usize {
@@ -142,17 +139,6 @@ impl HeatMap {
         (self.rows.count(), self.cols.count())
     }
 
-    /// Rows and columns of the matrix.
-    pub(super) fn len(&self) -> (u64, u64) {
-        (self.rows.len, self.cols.len)
-    }
-
-    /// Height and width of a cell in pixels.
-    pub(super) fn pixels(&self) -> (usize, usize) {
-        (self.rows.pixels as usize, self.cols.pixels as usize)
-    }
-
-    /// The cells, row by row.
     pub(super) fn cells(&self) -> &[HeatCell] {
         &self.cells
     }
@@ -160,11 +146,10 @@ impl HeatMap {
     /// The magnitude at which the colours end, on both sides of zero. At most a hundredth of the means lies beyond it
     /// on each side. If it would be 0, it is the largest magnitude. `None` if there are no means.
     pub(super) fn limit(&self) -> Option<f64> {
-        let mut means: Vec<f64> =
-            self.cells.iter().filter(|cell| !cell.nan && !cell.inf).filter_map(HeatCell::mean).collect();
+        let mut means: Vec<f64> = self.cells.iter().filter_map(HeatCell::mean).collect();
         means.sort_unstable_by(f64::total_cmp);
         let last = means.len().checked_sub(1)?;
-        let widest = |low: usize, high: usize| Some(means.get(low)?.abs().max(means.get(high)?.abs()));
-        widest(last / 100, last - last / 100).filter(|robust| *robust > 0.0).or(widest(0, last))
+        let [robust, largest] = [last / 100, 0].map(|left_out| means[left_out].abs().max(means[last - left_out].abs()));
+        Some(if robust > 0.0 { robust } else { largest })
     }
 }

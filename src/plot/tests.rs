@@ -270,6 +270,30 @@ fn colour_limit_ignores_outliers() {
     assert_eq!(HeatMap::new(100, 100).limit(), None);
 }
 
+/// If NaN is everywhere among other values, the means are shown, and a mark in each cell.
+#[test]
+fn cells_with_nan_show_the_mean_of_the_others_and_a_mark() {
+    let mut values: Vec<f32> = (0..1 << 20).map(|at| (at as f32 * 0.7).sin()).collect();
+    let drawn = |values: &[f32]| {
+        let mut heat = HeatMap::new(1024, 1024);
+        heat.add(0, values);
+        let mut canvas = Canvas::new().unwrap();
+        draw_matrix(&mut canvas, &heat, &[1024, 1024]);
+        let mut black = Canvas::new().unwrap();
+        black.fill(PlotFrame { left: 0, top: 0, width: 1, height: 1 }, NAN);
+        let marks = canvas.pixels.iter().filter(|color| **color == black.pixels[0]).count();
+        (heat, marks)
+    };
+    let (_, before) = drawn(&values);
+    values.iter_mut().step_by(100).for_each(|value| *value = f32::NAN);
+    let (heat, marks) = drawn(&values);
+    let cells = heat.cells().iter().filter(|cell| cell.nan).count();
+    assert!(cells * 10 > heat.cells().len(), "{cells}");
+    assert!(heat.limit().is_some_and(|limit| limit > 0.0));
+    // A mark has a pixel, and the legend some hundred.
+    assert!((cells..cells + 1000).contains(&(marks - before)), "{cells} {before} {marks}");
+}
+
 #[test]
 fn numbers_and_text_are_formatted_for_display() {
     for (value, expected) in [

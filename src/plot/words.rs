@@ -27,19 +27,6 @@ fn trimmed(text: String) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// A count in groups of three digits: 1,234,567.
-pub(super) fn grouped(count: u64) -> String {
-    let digits = count.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// An abbreviated count: 1.5k, 20M.
 pub(super) fn short_number(count: f64) -> String {
     let (unit, name) = [(1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
@@ -64,11 +51,14 @@ pub(super) fn percent(part: u64, whole: u64) -> String {
 /// A shape in Python's notation. Of more than 1000 dimensions, only the first and the last 500 are written, which is
 /// still more than fits.
 pub(super) fn shape(dims: &[u64]) -> String {
-    let join = |dims: &[u64]| dims.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-    match dims {
-        dims if dims.len() <= 2 * MOST => format!("[{}]", join(dims)),
-        dims => format!("[{}, {}]", join(&dims[..MOST]), join(&dims[dims.len() - MOST..])),
+    if dims.len() <= 2 * MOST {
+        return format!("[{}]", joined(dims));
     }
+    format!("[{}, {}]", joined(&dims[..MOST]), joined(&dims[dims.len() - MOST..]))
+}
+
+fn joined(dims: &[u64]) -> String {
+    dims.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Number of characters or dimensions that are kept at each end of a long text or shape. No line of a picture has room
@@ -77,33 +67,34 @@ const MOST: usize = 500;
 
 /// Escapes control characters and those that are not `shown`, and cuts the middle of `text` until it `fits`.
 pub(super) fn cut_words(text: &str, shown: impl Fn(char) -> bool, fits: impl Fn(&str) -> bool) -> String {
-    let escape = |char: char| match char {
-        '\'' | '"' | '\\' => char.to_string(),
-        _ if shown(char) => char.escape_debug().to_string(),
-        _ => char.escape_unicode().to_string(),
-    };
-    let short = text.chars().nth(2 * MOST).is_none();
-    let ends: Vec<String> = if short {
-        text.chars().map(escape).collect()
-    } else {
-        let mut tail: Vec<char> = text.chars().rev().take(MOST).collect();
-        tail.reverse();
-        text.chars().take(MOST).chain(tail).map(escape).collect()
-    };
+    let is_short = text.chars().nth(2 * MOST).is_none();
+    let tail = text.char_indices().rev().nth(MOST - 1).filter(|_| !is_short).map_or("", |(at, _)| &text[at..]);
+    let head = text.chars().take(if is_short { 2 * MOST } else { MOST });
+    let ends: Vec<String> = head.chain(tail.chars()).map(|char| escape_char(char, &shown)).collect();
     let whole = ends.concat();
-    if short && fits(&whole) {
+    if is_short && fits(&whole) {
         return whole;
     }
-    let keep = |keep: usize| {
-        let (head, tail) = (keep.div_ceil(2), keep / 2);
-        format!("{}…{}", ends[..head].concat(), ends[ends.len() - tail..].concat())
-    };
     let (mut fit, mut too_many) = (0, ends.len());
     while fit + 1 < too_many {
         let middle = fit.midpoint(too_many);
-        if fits(&keep(middle)) { fit = middle } else { too_many = middle }
+        if fits(&without_middle(&ends, middle)) { fit = middle } else { too_many = middle }
     }
-    keep(fit)
+    without_middle(&ends, fit)
+}
+
+fn escape_char(char: char, shown: &impl Fn(char) -> bool) -> String {
+    match char {
+        '\'' | '"' | '\\' => char.to_string(),
+        _ if shown(char) => char.escape_debug().to_string(),
+        _ => char.escape_unicode().to_string(),
+    }
+}
+
+/// The first and the last of some characters, `keep` in all.
+fn without_middle(chars: &[String], keep: usize) -> String {
+    let (head, tail) = (keep.div_ceil(2), keep / 2);
+    format!("{}…{}", chars[..head].concat(), chars[chars.len() - tail..].concat())
 }
 
 /// The ticks of an axis from `low` to `high`, as fractions of its length with their labels. There are as many as fit:
@@ -133,15 +124,16 @@ fn ticks_about(low: f64, high: f64, count: u32) -> Vec<(f64, String)> {
         return Vec::new();
     }
     let decimals = -(step * 1.0001).log10().floor() as i32;
-    let label = |value: f64| match value {
-        0.0 => "0".to_owned(),
-        _ if magnitude < 1e6 && decimals <= 4.max(digits + 1) => format!("{value:.*}", decimals.max(0) as usize),
-        _ => scientific(value, digits.max(0) as usize),
-    };
+    let is_plain = magnitude < 1e6 && decimals <= 4.max(digits + 1);
     let first = (low / step).floor();
     (0..=count + 1)
         .map(|at| (first + f64::from(at)) * step)
-        .map(|value| ((value / 2.0 - low / 2.0) / half, label(value + 0.0)))
+        .map(|value| ((value / 2.0 - low / 2.0) / half, value))
         .filter(|(share, _)| (-1e-9..=1.0 + 1e-9).contains(share))
+        .map(|(share, value)| match value {
+            0.0 => (share, "0".to_owned()),
+            _ if is_plain => (share, format!("{value:.*}", decimals.max(0) as usize)),
+            _ => (share, scientific(value, digits.max(0) as usize)),
+        })
         .collect()
 }

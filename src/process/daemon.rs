@@ -1,7 +1,7 @@
 //! Forking the daemon. The command returns to the shell when the daemon is ready or has failed.
 
-use super::{descriptors, signals};
-use anyhow::Context;
+use super::{descriptors, secrets, signals};
+use anyhow::{Context, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::signalfd::SignalFd;
@@ -14,22 +14,23 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
-/// One of the two processes after the fork.
 pub enum ForkedProcess {
     /// The process that the shell waits for.
     Command(ReadinessWait),
-    /// The process that serves the mount.
+    /// The process that answers the requests of the kernel.
     Daemon(Readiness),
 }
 
 /// The command's end of the pipe from the daemon.
 ///
-/// The daemon sends either the path of the mount and a remark, each with a final NUL, or NUL and the number of the
+/// The daemon sends either the path of the mount and what it shows, each with a final NUL, or NUL and the number of the
 /// signal that ends it. If it ends without a message, it has printed the reason.
 pub struct ReadinessWait {
     pipe: PipeReader,
     received: Vec<u8>,
+    is_closed: bool,
     child: Pid,
     pending: SignalFd,
 }
@@ -49,11 +50,13 @@ pub fn fork_daemon(signals: &SigSet, kept: &[RawFd]) -> anyhow::Result<ForkedPro
     match fork().context("cannot go to the background")? {
         ForkResult::Parent { child } => {
             let pending = signals::pending(signals)?;
-            Ok(ForkedProcess::Command(ReadinessWait { pipe: reader, received: Vec::new(), child, pending }))
+            let (received, is_closed) = Default::default();
+            Ok(ForkedProcess::Command(ReadinessWait { pipe: reader, received, is_closed, child, pending }))
         }
         ForkResult::Child => {
             drop(reader);
-            descriptors::close_others(&[kept, &[writer.as_raw_fd(), null.as_raw_fd()]].concat());
+            let secrets: Vec<RawFd> = secrets::socket_number().into_iter().collect();
+            descriptors::close_others(&[kept, &secrets, &[writer.as_raw_fd(), null.as_raw_fd()]].concat());
             Ok(ForkedProcess::Daemon(Readiness { pipe: writer, null }))
         }
     }
@@ -69,7 +72,6 @@ pub fn fork() -> nix::Result<ForkResult> {
     }
 }
 
-/// Opens /dev/null.
 pub fn null() -> anyhow::Result<File> {
     OpenOptions::new().read(true).write(true).open("/dev/null").context("/dev/null")
 }
@@ -86,69 +88,52 @@ pub fn leave_terminal(null: &File) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The outcome of waiting for the daemon.
-enum ReadinessEvent {
-    /// The daemon has sent something.
-    Received,
-    /// The daemon has closed its end of the pipe.
-    Closed,
-    /// A signal has arrived.
-    Signal(Signal),
-    Timeout,
-}
-
 impl ReadinessWait {
-    /// Waits for the daemon. Returns the path and the remark that it announced, or its exit code if it failed and has
+    /// Waits for the daemon. Returns the path and the summary that it announced, or its exit code if it failed and has
     /// printed the reason. If a signal arrives, ends the daemon and this process.
     pub fn wait(&mut self) -> anyhow::Result<Result<(PathBuf, String), ExitCode>> {
-        loop {
-            match self.next(PollTimeout::NONE)? {
-                ReadinessEvent::Signal(signal) => self.end_both(signal),
-                ReadinessEvent::Received | ReadinessEvent::Timeout => {}
-                ReadinessEvent::Closed => break,
+        while !self.is_closed {
+            if let Some(signal) = self.receive(PollTimeout::NONE)? {
+                self.end_both(signal);
             }
             if let Some(signal) = self.ended_by() {
                 signals::end_by(signal);
             }
             let mut fields = self.received.split(|byte| *byte == 0);
-            if let (Some(path), Some(remark), Some([])) = (fields.next(), fields.next(), fields.next()) {
+            if let (Some(path), Some(summary), Some([])) = (fields.next(), fields.next(), fields.next()) {
                 let path = PathBuf::from(OsString::from_vec(path.to_vec()));
-                return Ok(Ok((path, String::from_utf8_lossy(remark).into_owned())));
+                return Ok(Ok((path, String::from_utf8_lossy(summary).into_owned())));
             }
         }
         match waitpid(self.child, None).context("cannot wait for the background process")? {
             WaitStatus::Exited(_, code) => Ok(Err(ExitCode::from(u8::try_from(code).unwrap_or(1)))),
             WaitStatus::Signaled(_, signal, _) => {
-                anyhow::bail!("the background process was killed by {signal} before the mount was ready")
+                bail!("the background process was killed by {signal} before the mount was ready")
             }
-            _ => anyhow::bail!("the background process died before the mount was ready"),
+            _ => bail!("the background process died before the mount was ready"),
         }
     }
 
-    /// If a signal has arrived, ends the daemon and this process. Call this last: a command that ends by a signal then
-    /// leaves no mount.
+    /// If a signal has arrived, ends the daemon and this process. Call this last, so that such a command leaves no
+    /// mount.
     pub fn end_on_signal(&mut self) {
         if let Some(signal) = signals::take(&self.pending) {
             self.end_both(signal);
         }
     }
 
-    /// Passes a signal to the daemon, waits until the daemon has undone everything, and ends by the same signal. A
-    /// second signal ends the wait.
+    /// Passes a signal to the daemon, waits for its end or for a second signal, and ends by the same signal.
     fn end_both(&mut self, signal: Signal) -> ! {
         // The child is not reaped yet, so no other process has its number.
         let _ = kill(self.child, signal);
-        let mut timeout = PollTimeout::from(10u8);
         while waitpid(self.child, Some(WaitPidFlag::WNOHANG)) == Ok(WaitStatus::StillAlive) {
-            match self.next(timeout) {
-                Ok(ReadinessEvent::Signal(_)) | Err(_) => break,
-                // A thread of the daemon may still wait for a source, but nothing is mounted any more.
-                _ if self.ended_by().is_some() => break,
-                Ok(ReadinessEvent::Closed) => {
-                    std::thread::sleep(std::time::Duration::from_millis(1));
-                    timeout = PollTimeout::ZERO;
-                }
-                Ok(ReadinessEvent::Received | ReadinessEvent::Timeout) => {}
+            if self.is_closed {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let timeout = if self.is_closed { 0u8 } else { 10 };
+            // A thread of the daemon may still wait for a source when nothing is mounted any more.
+            if self.receive(timeout.into()).map_or(true, |second| second.is_some()) || self.ended_by().is_some() {
+                break;
             }
         }
         signals::end_by(signal)
@@ -160,43 +145,41 @@ impl ReadinessWait {
         Signal::try_from(i32::from(signal)).ok()
     }
 
-    fn next(&mut self, timeout: PollTimeout) -> anyhow::Result<ReadinessEvent> {
+    /// Waits until the daemon sends something or closes its end of the pipe. Returns a signal that arrives.
+    fn receive(&mut self, timeout: PollTimeout) -> anyhow::Result<Option<Signal>> {
         let mut polled = [self.pending.as_fd(), self.pipe.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         let _ = poll(&mut polled, timeout);
         let is_sent = polled[1].any() == Some(true);
         if let Some(signal) = signals::take(&self.pending) {
-            return Ok(ReadinessEvent::Signal(signal));
+            return Ok(Some(signal));
         }
-        if !is_sent {
-            return Ok(ReadinessEvent::Timeout);
-        }
-        let mut part = [0; 4096];
-        match self.pipe.read(&mut part) {
-            Ok(0) => Ok(ReadinessEvent::Closed),
-            Ok(len) => {
-                self.received.extend_from_slice(&part[..len]);
-                Ok(ReadinessEvent::Received)
+        if is_sent {
+            let mut part = [0; 4096];
+            match self.pipe.read(&mut part) {
+                Ok(len) => {
+                    self.is_closed = len == 0;
+                    self.received.extend_from_slice(&part[..len]);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error).context("cannot read from the background process"),
             }
-            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(ReadinessEvent::Timeout),
-            Err(error) => Err(error).context("cannot read from the background process"),
         }
+        Ok(None)
     }
 }
 
 impl Readiness {
-    /// Returns a function that reports to the waiting process which signal ends this process. Call it only if nothing
-    /// is mounted.
+    /// A function that reports to the waiting process which signal ends this one. Call it only if nothing is mounted.
     pub fn report_end(&self) -> io::Result<impl FnOnce(Signal) + Send + use<>> {
         let mut pipe = self.pipe.try_clone()?;
         Ok(move |signal: Signal| drop(pipe.write_all(&[0, signal as u8])))
     }
 
-    /// Leaves the terminal, and then sends `path` and a remark for the user to the waiting process. The remark may be
-    /// empty.
-    pub fn announce(mut self, path: &Path, remark: &str) -> anyhow::Result<()> {
+    /// Leaves the terminal, and sends `path` and what was mounted in words to the waiting process.
+    pub fn announce(mut self, path: &Path, summary: &str) -> anyhow::Result<()> {
         leave_terminal(&self.null)?;
         // No path contains NUL.
-        let message = [path.as_os_str().as_bytes(), remark.as_bytes(), b""].join(&0);
+        let message = [path.as_os_str().as_bytes(), summary.as_bytes(), b""].join(&0);
         self.pipe.write_all(&message).context("the waiting command is gone")
     }
 }

@@ -1,12 +1,15 @@
-//! File descriptors that the caller of this program left open. In the background they would keep locks held and pipes
-//! open after the command has returned.
+//! File descriptors that the caller of this program left open, and those that lead to other processes of it. In the
+//! background, the former would keep locks held and pipes open after the command has returned.
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::stat::{SFlag, fstat, makedev};
-use std::fs::OpenOptions;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::stat::makedev;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 /// Closes all descriptors except the standard streams and `kept`.
@@ -21,6 +24,30 @@ pub fn close_others(kept: &[RawFd]) {
         // This fails for the descriptor of the directory itself, which is closed already.
         let _ = nix::unistd::close(descriptor);
     }
+}
+
+/// Closes all descriptors of /dev/fuse, and ends the process. A thread that hangs in a read of a source cannot be ended
+/// and keeps the descriptors of the process open: readers of the mount would wait as long as the source hangs.
+pub fn disconnect_and_exit() -> ! {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft.min(1 << 16));
+    for descriptor in 3..limit as RawFd {
+        if duplicate(descriptor).is_ok_and(|copy| is_fuse(File::from(copy))) {
+            let _ = nix::unistd::close(descriptor);
+        }
+    }
+    std::process::exit(0)
+}
+
+/// Whether a file is /dev/fuse. Its attributes are queried only if it can be written to, which a source cannot: those
+/// of a source may hang.
+fn is_fuse(file: File) -> bool {
+    let flags = fcntl(&file, FcntlArg::F_GETFL);
+    flags.is_ok_and(|flags| flags & nix::libc::O_ACCMODE == nix::libc::O_RDWR)
+        && file.metadata().is_ok_and(|metadata| is_fuse_device(&metadata))
+}
+
+pub fn is_fuse_device(metadata: &Metadata) -> bool {
+    metadata.file_type().is_char_device() && metadata.rdev() == FUSE
 }
 
 /// The descriptor that a path such as `/dev/fd/3` or `/proc/self/fd/3/model` refers to.
@@ -57,10 +84,11 @@ pub fn open_again(descriptor: RawFd) {
 /// before this process opens any file: the file could get the number of a descriptor that the caller has not opened.
 pub fn duplicate(descriptor: RawFd) -> io::Result<OwnedFd> {
     if descriptor < 0 {
-        return Err(io::ErrorKind::InvalidInput.into());
+        return Err(ErrorKind::InvalidInput.into());
     }
     // SAFETY: nothing in this process owns a descriptor of the caller, so nothing closes it during this call. If it is
-    // not open, the call fails with EBADF.
+    // not open, the call fails with EBADF. At the end of the process, another thread may close one of its own: the copy
+    // then fails as well, or is that of a later file, and only its kind is looked at.
     #[allow(unsafe_code)]
     unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned()
 }
@@ -75,29 +103,40 @@ pub fn take(descriptor: RawFd) -> io::Result<OwnedFd> {
     Ok(taken)
 }
 
+pub fn packet_pair() -> io::Result<(UnixStream, UnixStream)> {
+    let (one, other) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
+    Ok((one.into(), other.into()))
+}
+
+/// Receives a packet, and returns its length: 0 at the end of the connection.
+pub fn receive_packet(socket: &mut UnixStream, packet: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match socket.read(packet) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            received => return received,
+        }
+    }
+}
+
+/// Sends each write as a packet. What cannot be sent is lost, as with syslog(3).
+pub struct MessageWriter(pub OwnedFd);
+
+impl Write for MessageWriter {
+    fn write(&mut self, message: &[u8]) -> io::Result<usize> {
+        // An empty packet would be the end of the connection.
+        if !message.is_empty() {
+            let _ = nix::unistd::write(&self.0, message);
+        }
+        Ok(message.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// The device number of /dev/fuse.
 const FUSE: u64 = makedev(10, 229);
-
-/// The target of a descriptor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DescriptorKind {
-    /// An open /dev/fuse.
-    Fuse,
-    /// A directory.
-    Directory,
-    /// Anything else.
-    Other,
-}
-
-/// The target of a descriptor. Fails if it is not open.
-pub fn descriptor_kind(descriptor: &impl AsFd) -> nix::Result<DescriptorKind> {
-    let stat = fstat(descriptor)?;
-    Ok(match SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) {
-        SFlag::S_IFCHR if stat.st_rdev == FUSE => DescriptorKind::Fuse,
-        SFlag::S_IFDIR => DescriptorKind::Directory,
-        _ => DescriptorKind::Other,
-    })
-}
 
 /// Makes reads of a descriptor wait. The caller may have opened it with O_NONBLOCK.
 pub fn make_blocking(descriptor: &OwnedFd) -> nix::Result<()> {

@@ -3,7 +3,7 @@
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::fs::read_to_string;
 use std::path::Path;
-use weightfs::source::{limit_maps, limit_open_files, limit_reopened_files};
+use weightfs::source::{limit_fetched_files, limit_maps, limit_open_files};
 
 /// Raises the soft limit of open files to the hard limit, and sets the number of open source files to match. The usual
 /// soft limit of 1,024 exists for programs that use select(2).
@@ -21,12 +21,11 @@ pub fn raise_open_files() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
         let limit = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_or(soft, |()| hard);
         limit_open_files(limit.saturating_sub(RESERVE).clamp(4, MOST) as usize);
-        limit_reopened_files((limit / OF_REMOTE).clamp(4, REMOTE_MOST) as usize);
+        limit_fetched_files((limit / OF_REMOTE).clamp(4, REMOTE_MOST) as usize);
     }
 }
 
-/// Lets maps of files take half of the address space and of the number of maps that this process may have. Threads and
-/// memory need the rest.
+/// Lets maps of files take half of the address space and of the number of maps. Threads and memory need the rest.
 pub fn limit_address_space() {
     const DEFAULT_MAPS: usize = 65_530;
     let text = read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
@@ -35,9 +34,8 @@ pub fn limit_address_space() {
     limit_maps(maps / 2, bytes / 2);
 }
 
-/// Limits the number of arenas of the allocator of glibc. By default, up to eight threads per core have their own
-/// arena, and each takes 64 MiB of address space, which RLIMIT_AS counts. Two are enough, because serving reads
-/// allocates little memory.
+/// Limits the number of arenas of glibc. By default, up to eight threads per core have one, and each takes 64 MiB of
+/// address space, which RLIMIT_AS counts. Two are enough, because serving reads allocates little memory.
 pub fn limit_arenas() {
     #[cfg(target_env = "gnu")]
     {
@@ -58,8 +56,7 @@ pub fn memory() -> Option<u64> {
     resources.into_iter().flatten().chain(groups).filter(|limit| *limit < UNLIMITED).min()
 }
 
-/// The memory limits of a line of /proc/self/cgroup, `NUMBER:CONTROLLERS:PATH`. `root` is where control groups are
-/// mounted.
+/// The memory limits of a line of /proc/self/cgroup, `NUMBER:CONTROLLERS:PATH`. Control groups are mounted at `root`.
 fn group_limits(line: &str, root: &Path) -> Vec<u64> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { return Vec::new() };
@@ -69,8 +66,8 @@ fn group_limits(line: &str, root: &Path) -> Vec<u64> {
         _ => return Vec::new(),
     };
     let group = Path::new(path.trim_start_matches('/'));
-    let limit = |group: &Path| read_to_string(root.join(group).join(file)).ok()?.trim().parse().ok();
-    group.ancestors().filter_map(limit).collect()
+    let limits = group.ancestors().map(|group| read_to_string(root.join(group).join(file)).unwrap_or_default());
+    limits.filter_map(|limit| limit.trim().parse().ok()).collect()
 }
 
 #[cfg(test)]

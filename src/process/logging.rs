@@ -1,8 +1,9 @@
 //! Logging to the terminal, to a file and to syslog, or to the helper process where there is no syslog.
 
+use super::descriptors::MessageWriter;
 use super::recent::RecentMessages;
 use anyhow::Context;
-use log::{Log, Metadata, Record};
+use log::{LevelFilter, Log, Metadata, Record};
 use std::io::{self, Write};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -12,12 +13,12 @@ use weightfs::source::strerror;
 use weightfs::text::message;
 use weightfs::write;
 
-/// Writes messages to the terminal until the program is in the background, and always to the log file.
+/// Writes messages to the terminal until the program is in the background.
 struct ProcessLogger {
     terminal: env_logger::Logger,
-    file: Option<env_logger::Logger>,
-    /// Used in the background if there is no log file.
-    background: Option<env_logger::Logger>,
+    other: Option<env_logger::Logger>,
+    /// Whether the other logger also writes what the terminal shows, as a log file does.
+    is_doubled: bool,
 }
 
 static IN_BACKGROUND: AtomicBool = AtomicBool::new(false);
@@ -29,17 +30,17 @@ impl Log for ProcessLogger {
 
     fn log(&self, record: &Record) {
         let in_background = IN_BACKGROUND.load(Ordering::Relaxed);
-        let terminal = (!in_background).then_some(&self.terminal);
-        let background = self.background.as_ref().filter(|_| in_background);
-        for logger in [terminal, self.file.as_ref(), background].into_iter().flatten() {
-            logger.log(record);
+        if !in_background {
+            self.terminal.log(record);
+        }
+        if let Some(other) = self.other.as_ref().filter(|_| in_background || self.is_doubled) {
+            other.log(record);
         }
     }
 
     fn flush(&self) {}
 }
 
-/// Stops logging to the terminal.
 pub fn leave_terminal() {
     IN_BACKGROUND.store(true, Ordering::Relaxed);
 }
@@ -48,51 +49,43 @@ pub fn leave_terminal() {
 /// overrides the level. Without a log file, messages in the background go to syslog, or to `recent` if there is no
 /// syslog. Returns whether they go to `recent`.
 pub fn init(verbose: bool, file: Option<&Path>, recent: Option<&RecentMessages>) -> anyhow::Result<bool> {
-    let terminal = builder(verbose).format(|out, record| writeln!(out, "weightfs: {}", text(record))).build();
-    let (mut background, mut is_recent) = (None, false);
-    let file = match file {
-        Some(path) => Some(to_file(verbose, write::append(path).with_context(|| path.display().to_string())?)),
-        None => {
-            let syslog = Syslog::connect();
-            is_recent = syslog.is_none() && recent.is_some() && terminal.filter() > log::LevelFilter::Off;
-            background = match (syslog, recent.filter(|_| is_recent)) {
-                (Some(syslog), _) => Some(to_syslog(verbose, syslog)),
-                (None, Some(recent)) => Some(to_file(verbose, recent.writer()?)),
-                (None, None) => None,
-            };
-            None
-        }
+    let terminal = log_builder(verbose).format(|out, record| writeln!(out, "weightfs: {}", text(record))).build();
+    let level = terminal.filter();
+    let (other, is_recent) = if let Some(path) = file {
+        let file = write::append(path).with_context(|| path.display().to_string())?;
+        (Some(to_writer(verbose, file, write_dated)), false)
+    } else if let Some(syslog) = connect_syslog() {
+        (Some(to_writer(verbose, syslog, write_for_syslog)), false)
+    } else {
+        let writer = recent.map(RecentMessages::writer).transpose()?;
+        (writer.map(|writer| to_writer(verbose, writer, write_dated)), recent.is_some() && level > LevelFilter::Off)
     };
-    log::set_max_level(terminal.filter());
+    log::set_max_level(level);
     // This fails only if a logger is set already, by an earlier call. That logger stays.
-    let _ = log::set_boxed_logger(Box::new(ProcessLogger { terminal, file, background }));
+    let _ = log::set_boxed_logger(Box::new(ProcessLogger { terminal, other, is_doubled: file.is_some() }));
     Ok(is_recent)
 }
 
-/// A logger whose lines have the time, the level and the process id.
-fn to_file(verbose: bool, file: impl Write + Send + 'static) -> env_logger::Logger {
-    let mut builder = builder(verbose);
-    builder.target(env_logger::Target::Pipe(Box::new(file)));
-    builder.format(|out, record| {
-        writeln!(out, "{} {:5} [{}] {}", out.timestamp(), record.level(), std::process::id(), text(record))
-    });
-    builder.build()
+type LineFormat = fn(&mut env_logger::fmt::Formatter, &Record) -> io::Result<()>;
+
+fn to_writer(verbose: bool, writer: impl Write + Send + 'static, format: LineFormat) -> env_logger::Logger {
+    log_builder(verbose).target(env_logger::Target::Pipe(Box::new(writer))).format(format).build()
 }
 
-fn to_syslog(verbose: bool, syslog: Syslog) -> env_logger::Logger {
-    let mut builder = builder(verbose);
-    builder.target(env_logger::Target::Pipe(Box::new(syslog)));
-    builder.format(|out, record| {
-        // Priority by RFC 3164: facility daemon (3) and severity.
-        let severity = match record.level() {
-            log::Level::Error => 3,
-            log::Level::Warn => 4,
-            log::Level::Info => 6,
-            log::Level::Debug | log::Level::Trace => 7,
-        };
-        write!(out, "<{}>weightfs[{}]: {}", 3 << 3 | severity, std::process::id(), text(record))
-    });
-    builder.build()
+/// Writes a line with the time, the level and the process id.
+fn write_dated(out: &mut env_logger::fmt::Formatter, record: &Record) -> io::Result<()> {
+    writeln!(out, "{} {:5} [{}] {}", out.timestamp(), record.level(), std::process::id(), text(record))
+}
+
+/// Writes a message with its priority by RFC 3164: facility daemon (3) and severity.
+fn write_for_syslog(out: &mut env_logger::fmt::Formatter, record: &Record) -> io::Result<()> {
+    let severity = match record.level() {
+        log::Level::Error => 3,
+        log::Level::Warn => 4,
+        log::Level::Info => 6,
+        log::Level::Debug | log::Level::Trace => 7,
+    };
+    write!(out, "<{}>weightfs[{}]: {}", 3 << 3 | severity, std::process::id(), text(record))
 }
 
 /// Makes a panic in any thread end the program, after it was logged like other errors: if it ended only its thread, a
@@ -141,34 +134,19 @@ fn text(record: &Record) -> String {
     message(&record.args().to_string())
 }
 
-fn builder(verbose: bool) -> env_logger::Builder {
+fn log_builder(verbose: bool) -> env_logger::Builder {
     let mut builder = env_logger::Builder::new();
-    builder.filter_level(if verbose { log::LevelFilter::Info } else { log::LevelFilter::Warn });
+    builder.filter_level(if verbose { LevelFilter::Info } else { LevelFilter::Warn });
     // fuser logs each reply that the kernel rejects, which happens whenever a reader is killed.
-    builder.filter_module(LOG_TARGET, log::LevelFilter::Off);
+    builder.filter_module(LOG_TARGET, LevelFilter::Off);
     builder.parse_default_env();
     builder
 }
 
-/// A connection to /dev/log. Each message is a datagram. A message that cannot be sent is lost, as with syslog(3).
-struct Syslog(UnixDatagram);
-
-impl Syslog {
-    fn connect() -> Option<Self> {
-        let socket = UnixDatagram::unbound().ok()?;
-        socket.connect("/dev/log").ok()?;
-        socket.set_nonblocking(true).ok()?;
-        Some(Self(socket))
-    }
-}
-
-impl Write for Syslog {
-    fn write(&mut self, message: &[u8]) -> io::Result<usize> {
-        let _ = self.0.send(message);
-        Ok(message.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+/// A connection to /dev/log. Each message is a datagram.
+fn connect_syslog() -> Option<MessageWriter> {
+    let socket = UnixDatagram::unbound().ok()?;
+    socket.connect("/dev/log").ok()?;
+    socket.set_nonblocking(true).ok()?;
+    Some(MessageWriter(socket.into()))
 }

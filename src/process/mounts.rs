@@ -1,20 +1,22 @@
 //! Mounting, unmounting and listing mounts. Root uses system calls, other users fusermount3.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
 use nix::libc::{O_NOFOLLOW, O_PATH};
 use nix::mount::{MntFlags, MsFlags, umount2};
-use nix::sys::socket::{AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, socketpair};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::Uid;
+use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use weightfs::fuse::DEVICE;
 
 /// The file system type in /proc/mounts.
@@ -23,9 +25,18 @@ pub const TYPE: &str = "fuse.weightfs";
 /// The setuid program of libfuse, by which users other than root mount.
 pub const FUSERMOUNT: &str = "fusermount3";
 
+/// Parts of messages of fusermount3, and what can be done.
+const FUSERMOUNT_HINTS: &[(&str, &str)] = &[
+    ("user_allow_other", " (an administrator can add that line)"),
+    (DEVICE, " (an administrator can let users open it: chmod 666 /dev/fuse)"),
+    (
+        "Operation not permitted",
+        " (its setuid bit is missing, no_new_privs is set, or the container lacks CAP_SYS_ADMIN)",
+    ),
+];
+
 const NO_FUSE: &str = "this kernel has no FUSE: load the module with `modprobe fuse`";
 
-/// The arguments of a mount: sources and mount points.
 pub struct MountRequest<'a> {
     /// The source in /proc/mounts.
     pub fsname: &'a str,
@@ -48,29 +59,17 @@ pub fn mount(request: &MountRequest) -> anyhow::Result<OwnedFd> {
     }
 }
 
-/// Mount options for the kernel.
 fn kernel_options(request: &MountRequest) -> String {
-    let mut options = String::from("default_permissions");
-    if request.allow_other {
-        options += ",allow_other";
-    }
-    if let Some(max_read) = request.max_read {
-        options += &format!(",max_read={max_read}");
-    }
-    options
+    let allow_other = if request.allow_other { ",allow_other" } else { "" };
+    let max_read = request.max_read.map(|bytes| format!(",max_read={bytes}")).unwrap_or_default();
+    format!("default_permissions{allow_other}{max_read}")
 }
 
-/// Mounts by mount(2). `None` if mount(2) is not permitted, as for root in some containers; fusermount3 may still
-/// succeed.
+/// Mounts by mount(2). `None` if that is not permitted, as for root in some containers; fusermount3 may still succeed.
 fn mount_directly(request: &MountRequest) -> anyhow::Result<Option<OwnedFd>> {
-    let device = std::fs::OpenOptions::new().read(true).write(true).open(DEVICE).map_err(no_device)?;
-    let options = format!(
-        "fd={},rootmode=40000,user_id={},group_id={},{}",
-        device.as_raw_fd(),
-        nix::unistd::getuid(),
-        nix::unistd::getgid(),
-        kernel_options(request)
-    );
+    let device = OpenOptions::new().read(true).write(true).open(DEVICE).map_err(no_device)?;
+    let (fd, uid, gid) = (device.as_raw_fd(), nix::unistd::getuid(), nix::unistd::getgid());
+    let options = format!("fd={fd},rootmode=40000,user_id={uid},group_id={gid},{}", kernel_options(request));
     let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
     match nix::mount::mount(Some(request.fsname), request.mountpoint, Some(TYPE), flags, Some(&options[..])) {
         Ok(()) => Ok(Some(device.into())),
@@ -83,71 +82,52 @@ fn mount_directly(request: &MountRequest) -> anyhow::Result<Option<OwnedFd>> {
 /// Mounts by fusermount3, the setuid program of libfuse. It sends the descriptor of the device over the socket whose
 /// number is in `_FUSE_COMMFD`. Source: libfuse 3, util/fusermount.c.
 fn mount_by_helper(request: &MountRequest) -> anyhow::Result<OwnedFd> {
-    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)
-        .context("cannot create a socket pair")?;
-    // fusermount3 inherits this end only.
-    nix::fcntl::fcntl(&theirs, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()))?;
+    let (ours, theirs) = UnixStream::pair().context("cannot create a socket pair")?;
     let fsname = request.fsname.replace('\\', r"\\").replace(',', r"\,");
     let options =
         format!("ro,nosuid,nodev,noexec,noatime,subtype=weightfs,fsname={fsname},{}", kernel_options(request));
     let child = Command::new(FUSERMOUNT)
-        .arg("-o")
-        .arg(options)
-        .arg("--")
+        .args(["-o", &options, "--"])
         .arg(request.mountpoint)
-        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
-        .stderr(std::process::Stdio::piped())
+        .env("_FUSE_COMMFD", "0")
+        .stdin(OwnedFd::from(theirs))
+        .stderr(Stdio::piped())
         .spawn()
         .map_err(no_helper)?;
-    drop(theirs);
-    let device = receive_device(ours.as_fd());
+    let device = receive_device(&ours);
     let output = child.wait_with_output().context(FUSERMOUNT)?;
     device.ok_or_else(|| {
         let stderr = String::from_utf8_lossy(&output.stderr);
         let reason = stderr.trim().trim_start_matches(FUSERMOUNT).trim_start_matches(": ");
-        let hint = if reason.contains("user_allow_other") {
-            " (an administrator can add that line)"
-        } else if reason.contains(DEVICE) {
-            " (an administrator can let users open it: chmod 666 /dev/fuse)"
-        } else if reason.contains("Operation not permitted") {
-            " (its setuid bit is missing, no_new_privs is set, or the container lacks CAP_SYS_ADMIN)"
-        } else {
-            ""
-        };
-        anyhow::anyhow!("cannot mount on {}: {FUSERMOUNT}: {reason}{hint}", request.mountpoint.display())
+        let hint = FUSERMOUNT_HINTS.iter().find(|(part, _)| reason.contains(part)).map_or("", |(_, hint)| hint);
+        anyhow!("cannot mount on {}: {FUSERMOUNT}: {reason}{hint}", request.mountpoint.display())
     })
 }
 
 fn no_device(error: std::io::Error) -> anyhow::Error {
-    const HINT: &str = "give it to the container (--device /dev/fuse)";
+    const HINT: &str = "give it to the container (--device /dev/fuse); \
+                        `weightfs ls`, `cat`, `cp` and `serve` work without it";
     match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::ENOENT) => anyhow::anyhow!("{DEVICE} is missing: load the module with `modprobe fuse`, or {HINT}"),
-        Some(Errno::ENODEV | Errno::ENXIO) => anyhow::anyhow!(NO_FUSE),
-        Some(Errno::EPERM | Errno::EACCES) => {
-            anyhow::anyhow!("{DEVICE} cannot be opened here, not even by root: {HINT}")
-        }
+        Some(Errno::ENOENT) => anyhow!("{DEVICE} is missing: load the module with `modprobe fuse`, or {HINT}"),
+        Some(Errno::ENODEV | Errno::ENXIO) => anyhow!(NO_FUSE),
+        Some(Errno::EPERM | Errno::EACCES) => anyhow!("{DEVICE} cannot be opened here, not even by root: {HINT}"),
         _ => anyhow::Error::new(error).context(DEVICE),
     }
 }
 
 fn no_helper(error: std::io::Error) -> anyhow::Error {
-    match error.kind() {
-        ErrorKind::NotFound if nix::unistd::geteuid().is_root() => {
-            anyhow::anyhow!(
-                "root is not permitted to mount or unmount here: give the container CAP_SYS_ADMIN (--cap-add SYS_ADMIN)"
-            )
-        }
-        ErrorKind::NotFound => {
-            anyhow::anyhow!(
-                "{FUSERMOUNT} is missing; users other than root need it to mount: install the package fuse3"
-            )
-        }
-        _ => anyhow::Error::new(error).context(FUSERMOUNT),
+    if error.kind() != ErrorKind::NotFound {
+        return anyhow::Error::new(error).context(FUSERMOUNT);
     }
+    anyhow!(match nix::unistd::geteuid().is_root() {
+        true =>
+            "root is not permitted to mount or unmount here: give the container CAP_SYS_ADMIN (--cap-add SYS_ADMIN)",
+        false => "fusermount3 is missing; users other than root need it to mount: install the package fuse3",
+    })
 }
 
 /// Receives a descriptor over `socket`; `None` if the other end was closed without sending one.
-fn receive_device(socket: BorrowedFd) -> Option<OwnedFd> {
+fn receive_device(socket: &UnixStream) -> Option<OwnedFd> {
     let mut byte = [0];
     let mut data = [IoSliceMut::new(&mut byte)];
     let mut space = nix::cmsg_space!(RawFd);
@@ -166,20 +146,13 @@ fn receive_device(socket: BorrowedFd) -> Option<OwnedFd> {
     descriptor.map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// The outcome of an attempt to unmount.
-pub enum UnmountOutcome {
-    /// The mount is gone, or it is detached and ends when its last file is closed.
-    Done,
-    /// The mount is in use.
-    Busy,
-}
-
-/// Unmounts the topmost mount at `mountpoint`. If `lazy`, it is detached even while it is in use.
-pub fn unmount_mount(mountpoint: &Path, lazy: bool) -> anyhow::Result<UnmountOutcome> {
+/// Unmounts the topmost mount at `mountpoint`. If `lazy`, it is detached even while it is in use: it then ends when its
+/// last file is closed. Returns whether it is in use and was not unmounted.
+pub fn unmount_mount(mountpoint: &Path, lazy: bool) -> anyhow::Result<bool> {
     let flags = MntFlags::UMOUNT_NOFOLLOW | if lazy { MntFlags::MNT_DETACH } else { MntFlags::empty() };
     match umount2(mountpoint, flags) {
-        Ok(()) => return Ok(UnmountOutcome::Done),
-        Err(Errno::EBUSY) => return Ok(UnmountOutcome::Busy),
+        Ok(()) => return Ok(false),
+        Err(Errno::EBUSY) => return Ok(true),
         Err(Errno::EPERM) => {}
         Err(errno) => bail!("cannot unmount {}: {}", mountpoint.display(), errno.desc()),
     }
@@ -188,14 +161,13 @@ pub fn unmount_mount(mountpoint: &Path, lazy: bool) -> anyhow::Result<UnmountOut
     let output = command.output().map_err(no_helper)?;
     let reason = String::from_utf8_lossy(&output.stderr);
     match output.status.success() {
-        true => Ok(UnmountOutcome::Done),
-        false if reason.contains("busy") => Ok(UnmountOutcome::Busy),
+        true => Ok(false),
+        false if reason.contains("busy") => Ok(true),
         false => bail!("cannot unmount {}: {}", mountpoint.display(), reason.trim()),
     }
 }
 
-/// Aborts the connection of the topmost FUSE mount at `mountpoint` to its daemon, which only root can do. The mount
-/// stays, and requests fail from now on.
+/// Aborts the connection of the topmost mount at `mountpoint` to its daemon, for root only. All requests fail then.
 pub fn abort(mountpoint: &Path) {
     // The kernel first aborts the connection, and then fails to unmount, because this descriptor keeps the mount in
     // use. O_PATH sends no request to the daemon.
@@ -203,18 +175,17 @@ pub fn abort(mountpoint: &Path) {
     let _ = umount2(mountpoint, MntFlags::MNT_FORCE | MntFlags::UMOUNT_NOFOLLOW);
 }
 
-/// A line of /proc/self/mountinfo: the fields that are used.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A line of /proc/self/mountinfo: the fields that are used. Those that only describe it are not serialized.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountInfo {
-    /// The mount point.
+    #[serde(skip)]
     pub path: PathBuf,
     /// Device number as `major:minor`. It is unique among mounted file systems, but is reused after an unmount.
     pub device: String,
-    /// File system type.
     pub fstype: String,
     /// The mounted source, as the file system reports it.
     pub source: OsString,
-    /// The options of the file system, separated by commas.
+    #[serde(skip)]
     pub options: String,
 }
 
@@ -231,8 +202,7 @@ impl MountInfo {
     }
 }
 
-/// The topmost mount on `mountpoint`, an absolute path without symlinks. Reads the kernel's list and does not touch the
-/// mount.
+/// The topmost mount on `mountpoint`, an absolute path without symlinks. Does not touch the mount itself.
 pub fn mounted_at(mountpoint: &Path) -> anyhow::Result<Option<MountInfo>> {
     Ok(all()?.into_iter().rfind(|mount| mount.path == mountpoint))
 }
@@ -245,39 +215,36 @@ pub fn all() -> anyhow::Result<Vec<MountInfo>> {
 /// Parses mountinfo. The fields of a line, from proc(5): id, parent, device, root, mount point, options, tags up to
 /// `-`, type, source, options.
 fn parse_mountinfo(list: &[u8]) -> Vec<MountInfo> {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let mount = |line: &[u8]| {
-        let mut fields = line.split(|byte| *byte == b' ');
-        let device = text(fields.nth(2)?);
-        let path = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
-        fields.find(|field| *field == b"-")?;
-        let (fstype, source) = (text(fields.next()?), OsString::from_vec(unescape(fields.next()?)));
-        let options = text(fields.next()?);
-        Some(MountInfo { path, device, fstype, source, options })
-    };
-    list.split(|byte| *byte == b'\n').filter_map(mount).collect()
+    list.split(|byte| *byte == b'\n').filter_map(parse_mount).collect()
+}
+
+fn parse_mount(line: &[u8]) -> Option<MountInfo> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
+    let path = OsString::from_vec(unescape(fields.nth(1)?)).into();
+    fields.find(|field| *field == b"-")?;
+    let fstype = String::from_utf8_lossy(fields.next()?).into_owned();
+    let source = OsString::from_vec(unescape(fields.next()?));
+    let options = String::from_utf8_lossy(fields.next()?).into_owned();
+    Some(MountInfo { path, device, fstype, source, options })
 }
 
 /// Undoes the kernel's escapes: space, tab, newline and backslash are written as a backslash and three octal digits.
 fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((byte, after)) = rest.split_first() {
-        rest = after;
-        let digits = after.get(..3).filter(|_| *byte == b'\\');
-        match digits.and_then(|digits| u8::from_str_radix(str::from_utf8(digits).ok()?, 8).ok()) {
-            Some(code) => {
-                bytes.push(code);
-                rest = &after[3..];
-            }
-            None => bytes.push(*byte),
+    let mut parts = field.split(|byte| *byte == b'\\');
+    let mut bytes = parts.next().unwrap_or_default().to_vec();
+    for part in parts {
+        let digits = part.get(..3).and_then(|digits| str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(code) => bytes.extend([&[code], &part[3..]].concat()),
+            None => bytes.extend([b"\\", part].concat()),
         }
     }
     bytes
 }
 
-/// `path` without symlinks. If the path cannot be accessed, such as a mount point whose daemon is gone, only its parent
-/// directory is resolved.
+/// `path` without symlinks. If it cannot be accessed, like the mount point of a daemon that is gone, its parent is
+/// resolved.
 pub fn resolve_mountpoint(path: &Path) -> anyhow::Result<PathBuf> {
     if let Ok(resolved) = path.canonicalize() {
         return Ok(resolved);
@@ -289,9 +256,9 @@ pub fn resolve_mountpoint(path: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// The mount that is served through `device`, a descriptor of /dev/fuse. `None` if this process does not see the mount.
+/// The mount that is connected to `device`, a descriptor of /dev/fuse. `None` if this process does not see the mount.
 /// Also `None` on older kernels, which do not list the connection of a descriptor in /proc.
-pub fn served_through(device: &OwnedFd) -> Option<MountInfo> {
+pub fn mounted_through(device: &OwnedFd) -> Option<MountInfo> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", device.as_raw_fd())).ok()?;
     let connection = info.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?;
     let number = format!("0:{}", connection.trim());

@@ -1,5 +1,5 @@
-//! Reads Parquet files in a process of its own: the library that reads them panics on many damaged files, and allocates
-//! what they ask for.
+//! Reads Parquet files in a process of its own: the library panics on many damaged files, and allocates what they ask
+//! for.
 //!
 //! The process is this program again, under another name. It gets the bytes of one file through standard input, writes
 //! its rows to standard output as lines of JSON, and has no other files.
@@ -9,15 +9,13 @@ use anyhow::{Context, ensure};
 use nix::sys::resource::{Resource, setrlimit};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, ListAccessor, Row, RowAccessor};
-use serde::{Deserialize, Serialize};
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use weightfs::inspect::check::IndexRow;
 use weightfs::source::Source;
 
-/// The name of the process, as in `ps`.
-const NAME: &str = "weightfs-parquet";
+pub const NAME: &str = "weightfs-parquet";
 
 /// Maximum size of a file in bytes. A million tensors take about 50 MB.
 const LEN_MAX: u64 = 1 << 30;
@@ -35,16 +33,10 @@ const RANK_MAX: usize = 1024;
 /// Number of bytes that are passed at a time.
 const STEP: u64 = 1 << 20;
 
-/// A line of the output.
-#[derive(Serialize, Deserialize)]
-enum ParquetLine {
-    Row(IndexRow),
-    Failed(String),
-    End,
-}
+/// A line of the output: a row, or why the file cannot be read.
+type ParquetLine = Result<IndexRow, String>;
 
-/// Passes the rows of the index of tensors in `source` to `each` until that returns false. The error says why the file
-/// cannot be read.
+/// Passes the rows of the index of tensors in `source` to `each` until that returns false. Fails with the reason.
 pub fn rows(source: &dyn Source, each: &mut dyn FnMut(&IndexRow) -> bool) -> Result<(), String> {
     if source.len() > LEN_MAX {
         return Err(format!("it has {} bytes; up to {LEN_MAX} are read", source.len()));
@@ -70,22 +62,16 @@ fn receive_lines(
     std::thread::scope(|scope| {
         let sent = scope.spawn(|| send(source, stdin));
         let lines = serde_json::Deserializer::from_reader(BufReader::new(stdout)).into_iter::<ParquetLine>();
-        // A process that was ended by a panic or by a limit has not written the last line.
-        let mut end = Err("it is damaged: the Parquet reader crashed or exceeded a limit".to_owned());
-        for line in lines {
-            match line {
-                Ok(ParquetLine::Row(row)) if !each(&row) => {
-                    end = Err("it has many more rows than there are tensors".into());
-                    break;
-                }
-                Ok(ParquetLine::Row(_)) => {}
-                Ok(ParquetLine::Failed(reason)) => end = Err(reason),
-                Ok(ParquetLine::End) => end = Ok(()),
-                Err(_) => break,
-            }
-        }
+        let received = lines.map_while(Result::ok).try_for_each(|line| match each(&line?) {
+            true => Ok(()),
+            false => Err("it has many more rows than there are tensors".to_owned()),
+        });
         // The thread does not panic: a panic ends the program.
-        sent.join().unwrap_or(Ok(())).and(end)
+        sent.join().unwrap_or(Ok(())).and(received)?;
+        match child.wait().is_ok_and(|status| status.success()) {
+            true => Ok(()),
+            false => Err("it is damaged: the Parquet reader crashed or exceeded a limit".into()),
+        }
     })
 }
 
@@ -103,20 +89,7 @@ fn send(source: &dyn Source, mut stdin: ChildStdin) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether this process is the one that reads Parquet files.
-pub fn is_parquet_reader() -> bool {
-    std::env::args_os().next().is_some_and(|name| name == NAME)
-}
-
-/// Runs the process.
-pub fn run_parquet_reader() -> ExitCode {
-    match read_lines() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
-    }
-}
-
-fn read_lines() -> anyhow::Result<()> {
+pub fn run_parquet_reader() -> anyhow::Result<()> {
     descriptors::close_others(&[]);
     for (resource, limit) in
         [(Resource::RLIMIT_AS, MEMORY_MAX), (Resource::RLIMIT_CPU, TIME_MAX), (Resource::RLIMIT_CORE, 0)]
@@ -126,34 +99,24 @@ fn read_lines() -> anyhow::Result<()> {
     let mut file = Vec::new();
     io::stdin().read_to_end(&mut file)?;
     let mut out = BufWriter::new(io::stdout().lock());
-    let mut write = |line: &ParquetLine| -> anyhow::Result<()> { Ok(serde_json::to_writer(&mut out, line)?) };
-    match write_rows(file, &mut write) {
-        Ok(()) => write(&ParquetLine::End)?,
-        Err(error) => write(&ParquetLine::Failed(format!("it is damaged, or no index of tensors: {error:#}")))?,
+    if let Err(error) = write_rows(file, &mut out) {
+        let reason = format!("it is damaged, or no index of tensors: {error:#}");
+        serde_json::to_writer(&mut out, &ParquetLine::Err(reason))?;
     }
     Ok(out.flush()?)
 }
 
-fn write_rows(file: Vec<u8>, write: &mut dyn FnMut(&ParquetLine) -> anyhow::Result<()>) -> anyhow::Result<()> {
+fn write_rows(file: Vec<u8>, out: &mut impl Write) -> anyhow::Result<()> {
     let reader = SerializedFileReader::new(bytes::Bytes::from(file))?;
     for row in reader.get_row_iter(None)? {
-        write(&ParquetLine::Row(parse_lines(&row?)?))?;
+        serde_json::to_writer(&mut *out, &ParquetLine::Ok(parse_row(&row?)?))?;
     }
     Ok(())
 }
 
 /// The columns of `SafetensorsBatchWrite.writeTensorIndex`, in any order.
-fn parse_lines(row: &Row) -> anyhow::Result<IndexRow> {
-    let column = |name: &str| {
-        let found = row.get_column_iter().position(|(column, _)| column == name);
-        found.with_context(|| format!("there is no column {name}"))
-    };
-    let text = |name| {
-        let text = row.get_string(column(name)?)?;
-        ensure!(text.len() <= TEXT_MAX, "a text of {} bytes in the column {name}", text.len());
-        anyhow::Ok(text.clone())
-    };
-    let shape = row.get_list(column("shape")?)?;
+fn parse_row(row: &Row) -> anyhow::Result<IndexRow> {
+    let shape = row.get_list(column(row, "shape")?)?;
     ensure!(shape.len() <= RANK_MAX, "a shape of {} dimensions", shape.len());
     let dimensions = shape.elements().iter().enumerate();
     let dimensions = dimensions.map(|(at, field)| match field {
@@ -162,9 +125,20 @@ fn parse_lines(row: &Row) -> anyhow::Result<IndexRow> {
         _ => Ok(shape.get_int(at)?),
     });
     Ok(IndexRow {
-        tensor_key: text("tensor_key")?,
-        file_name: text("file_name")?,
+        tensor_key: text(row, "tensor_key")?,
+        file_name: text(row, "file_name")?,
         shape: dimensions.collect::<anyhow::Result<_>>()?,
-        dtype: text("dtype")?,
+        dtype: text(row, "dtype")?,
     })
+}
+
+fn text(row: &Row, name: &str) -> anyhow::Result<String> {
+    let text = row.get_string(column(row, name)?)?;
+    ensure!(text.len() <= TEXT_MAX, "a text of {} bytes in the column {name}", text.len());
+    Ok(text.clone())
+}
+
+fn column(row: &Row, name: &str) -> anyhow::Result<usize> {
+    let found = row.get_column_iter().position(|(column, _)| column == name);
+    found.with_context(|| format!("there is no column {name}"))
 }

@@ -5,24 +5,21 @@ use super::mounts::MountInfo;
 use super::{daemon, descriptors};
 use anyhow::Context;
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::statvfs::statvfs;
 use nix::sys::wait::{WaitPidFlag, waitpid};
-use nix::unistd::{ForkResult, Pid};
+use nix::unistd::ForkResult;
 use serde::{Deserialize, Serialize};
-use std::io::{ErrorKind, PipeReader, PipeWriter, Read, Write, pipe};
-use std::os::fd::{AsFd, AsRawFd};
+use std::io::{BufRead, BufReader, ErrorKind, PipeReader, PipeWriter, Write, pipe};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-/// Whether the daemon of a mount answers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DaemonHealth {
     Alive,
-    /// It is gone.
     Dead,
     /// It does not answer within [`PATIENCE`].
     #[default]
@@ -33,13 +30,11 @@ pub enum DaemonHealth {
     Covered,
 }
 
-/// The state of the daemon of a mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeAnswer {
     pub health: DaemonHealth,
     /// The values of the attributes of the root that were asked for. `None` for those that it does not have.
     pub attributes: Vec<Option<Vec<u8>>>,
-    /// Whether this user may not read them.
     pub is_private: bool,
 }
 
@@ -52,8 +47,7 @@ const VALUE_MAX: usize = 4 << 10;
 /// Stack of a thread that asks, in bytes. It makes a few system calls.
 const STACK: usize = 128 << 10;
 
-/// Asks the daemons of `mounts`, some of `all` mounts, for `attributes`. The answers are in the order of `mounts`. Call
-/// this while there is only one thread.
+/// Asks the daemons of `mounts`, some of `all`, for `attributes`. Call this while there is only one thread.
 pub fn ask(mounts: &[MountInfo], all: &[MountInfo], attributes: &[&str]) -> anyhow::Result<Vec<ProbeAnswer>> {
     let mut answers: Vec<ProbeAnswer> = mounts.iter().map(|_| ProbeAnswer::default()).collect();
     let mut asked = Vec::new();
@@ -73,15 +67,17 @@ pub fn ask(mounts: &[MountInfo], all: &[MountInfo], attributes: &[&str]) -> anyh
     match daemon::fork().context("cannot start a process that asks the mounts")? {
         ForkResult::Parent { child } => {
             drop(writer);
-            collect(reader, &mut answers);
-            end(child);
+            collect_answers(reader, &mut answers);
+            // If the process cannot be killed, it is left behind.
+            let _ = kill(child, Signal::SIGKILL);
+            let _ = waitpid(child, Some(WaitPidFlag::WNOHANG));
             Ok(answers)
         }
         ForkResult::Child => {
             descriptors::close_others(&[writer.as_raw_fd(), null.as_raw_fd()]);
             // This process may outlive the command, and whoever reads the command's output must not wait for it.
             if set_pdeathsig(Signal::SIGKILL).is_ok() && daemon::leave_terminal(&null).is_ok() {
-                ask_all(asked, attributes, writer);
+                ask_all(&asked, attributes, &Mutex::new(writer));
             }
             std::process::exit(0);
         }
@@ -89,28 +85,22 @@ pub fn ask(mounts: &[MountInfo], all: &[MountInfo], attributes: &[&str]) -> anyh
 }
 
 /// Sends each answer as a line. The threads that wait for a daemon end with this process, or with that daemon.
-fn ask_all(asked: Vec<(usize, PathBuf)>, attributes: &[&str], writer: PipeWriter) {
-    let attributes: Arc<[String]> = attributes.iter().map(|name| (*name).to_owned()).collect();
-    let writer = Arc::new(Mutex::new(writer));
-    let mut threads = Vec::new();
-    for (at, path) in asked {
-        let (attributes, writer) = (attributes.clone(), writer.clone());
-        let work = move || {
-            let Ok(mut line) = serde_json::to_vec(&(at, answer(&path, &attributes))) else { return };
-            line.push(b'\n');
-            // If the command has ended, nobody needs the answer.
-            let _ = writer.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line);
-        };
-        // Without the thread, this daemon counts as silent.
-        threads.extend(std::thread::Builder::new().stack_size(STACK).spawn(work));
-    }
-    for thread in threads {
-        let _ = thread.join();
-    }
+fn ask_all(asked: &[(usize, PathBuf)], attributes: &[&str], writer: &Mutex<PipeWriter>) {
+    std::thread::scope(|scope| {
+        for (at, path) in asked {
+            // Without the thread, this daemon counts as silent.
+            let _ = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, move || {
+                let Ok(mut line) = serde_json::to_vec(&(at, answer(path, attributes))) else { return };
+                line.push(b'\n');
+                // If the command has ended, nobody needs the answer.
+                let _ = writer.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line);
+            });
+        }
+    });
 }
 
 /// Waits for the daemon of the mount at `path`.
-fn answer(path: &Path, attributes: &[String]) -> ProbeAnswer {
+fn answer(path: &Path, attributes: &[&str]) -> ProbeAnswer {
     // stat(2) is not used, because the kernel may answer it from its cache.
     let health = match statvfs(path) {
         Err(Errno::ENOTCONN) => DaemonHealth::Dead,
@@ -130,37 +120,20 @@ fn answer(path: &Path, attributes: &[String]) -> ProbeAnswer {
 }
 
 /// Receives answers until all have arrived or the time is up.
-fn collect(mut reader: PipeReader, answers: &mut [ProbeAnswer]) {
+fn collect_answers(reader: PipeReader, answers: &mut [ProbeAnswer]) {
     let deadline = Instant::now() + PATIENCE;
-    let mut received = Vec::new();
-    let mut part = [0; 64 << 10];
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut polled = [PollFd::new(reader.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut polled, PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO)) {
-            Err(Errno::EINTR) => continue,
-            Ok(1..) => {}
-            _ => break,
-        }
-        match reader.read(&mut part) {
-            Ok(0) => break,
-            Ok(len) => received.extend_from_slice(&part[..len]),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(_) => break,
-        }
-    }
-    // The last line may be incomplete.
-    for line in received.split(|byte| *byte == b'\n') {
-        if let Ok((at, answer)) = serde_json::from_slice::<(usize, ProbeAnswer)>(line)
+    let (sender, lines) = mpsc::channel();
+    // The thread ends with the process that asks, or with this one.
+    let receiving = std::thread::Builder::new()
+        .spawn(move || BufReader::new(reader).split(b'\n').map_while(Result::ok).all(|line| sender.send(line).is_ok()));
+    while receiving.is_ok()
+        && let Ok(line) = lines.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+    {
+        // The last line may be incomplete.
+        if let Ok((at, answer)) = serde_json::from_slice::<(usize, ProbeAnswer)>(&line)
             && let Some(place) = answers.get_mut(at)
         {
             *place = answer;
         }
     }
-}
-
-/// Ends the process that asks. If it cannot be killed, it is left behind.
-fn end(child: Pid) {
-    let _ = kill(child, Signal::SIGKILL);
-    let _ = waitpid(child, Some(WaitPidFlag::WNOHANG));
 }

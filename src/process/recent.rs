@@ -4,15 +4,15 @@
 //! each message to the helper process, which writes the file. The file begins with a line that says what is mounted
 //! where, and is named after the process id of the daemon. It is removed at the unmount if there were no messages.
 
+use super::descriptors::{MessageWriter, packet_pair, receive_packet};
 use anyhow::{Context, bail};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::unistd::geteuid;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, Write};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use weightfs::text::message;
 
 /// Largest size of the file. If a message would exceed it, the older half is dropped.
 const LEN_MAX: usize = 64 << 10;
@@ -23,168 +23,118 @@ const ENDED_MAX: usize = 8;
 /// Longest message. The rest of a longer one is lost.
 const MESSAGE_MAX: usize = 16 << 10;
 
-/// The suffix of the file names.
 const SUFFIX: &str = "log";
 
 /// The daemon's end of the connection to the helper.
 pub struct RecentMessages(UnixStream);
 
-/// The helper's end.
-pub struct MessageRecorder(UnixStream);
-
 /// The first packet, which says that the file exists.
 const START: &[u8] = b"s";
 
 /// Connects the daemon with its helper. Each packet after the first one is a message.
-pub fn pair() -> anyhow::Result<(RecentMessages, MessageRecorder)> {
-    let (ours, theirs): (OwnedFd, OwnedFd) =
-        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
-    let ours = UnixStream::from(ours);
+pub fn message_pair() -> anyhow::Result<(RecentMessages, UnixStream)> {
+    let (ours, theirs) = packet_pair()?;
     // A message is lost if the helper is too slow. The daemon never waits for it.
     ours.set_nonblocking(true)?;
-    Ok((RecentMessages(ours), MessageRecorder(theirs.into())))
+    Ok((RecentMessages(ours), theirs))
 }
 
 impl RecentMessages {
-    /// Creates the file of this process with the line `first`, and returns its path. Messages that are written from
-    /// here on are kept.
+    /// Creates the file of this process with the line `first`, and returns its path. Later messages are kept.
     pub fn start(&self, first: &str) -> anyhow::Result<PathBuf> {
         let dir = directory()?;
         remove_old(&dir);
         let path = recent_path(&dir, std::process::id());
         // The file of an earlier process with the same id.
         let _ = std::fs::remove_file(&path);
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path)
-            .with_context(|| path.display().to_string())?;
-        writeln!(file, "{first}").with_context(|| path.display().to_string())?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        file.and_then(|mut file| writeln!(file, "{first}")).with_context(|| path.display().to_string())?;
         self.writer()?.write_all(START).context("the helper process is gone")?;
         Ok(path)
     }
 
-    /// Sends each write as a message.
     pub fn writer(&self) -> io::Result<MessageWriter> {
-        self.0.try_clone().map(MessageWriter)
+        self.0.try_clone().map(|socket| MessageWriter(socket.into()))
     }
 }
 
-/// Writes messages to the helper. A message that cannot be sent is lost.
-pub struct MessageWriter(UnixStream);
-
-impl Write for MessageWriter {
-    fn write(&mut self, message: &[u8]) -> io::Result<usize> {
-        let end = message.len().min(MESSAGE_MAX);
-        // An empty packet would be the end of the connection.
-        if end > 0 {
-            let _ = self.0.write(&message[..end]);
-        }
-        Ok(message.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+/// The file with the last messages of the daemon of a mount, if it is of this user and has one.
+pub fn find_recent(mountpoint: &Path) -> Option<PathBuf> {
+    let ending = message(&format!(": mounted on {}", mountpoint.display()));
+    let files = std::fs::read_dir(directory_path().ok()?).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    files.filter(|path| !is_of_ended_daemon(path)).find(|path| {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.lines().next().is_some_and(|first| first.ends_with(&ending))
+    })
 }
 
 /// The private directory of the files: in /run for root, in $XDG_RUNTIME_DIR for other users.
-fn directory() -> anyhow::Result<PathBuf> {
+fn directory_path() -> anyhow::Result<PathBuf> {
     let parent = match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
         _ if geteuid().is_root() => PathBuf::from("/run"),
         Some(dir) if dir.is_absolute() => dir,
         _ => bail!("XDG_RUNTIME_DIR is not set"),
     };
-    let dir = parent.join("weightfs");
-    let make = DirBuilder::new().mode(0o700).create(&dir);
-    if let Err(error) = make.or_else(|error| if error.kind() == ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })
-    {
-        return Err(error).with_context(|| dir.display().to_string());
-    }
-    let found = dir.symlink_metadata().with_context(|| dir.display().to_string())?;
+    Ok(parent.join("weightfs"))
+}
+
+/// Creates the directory unless it exists.
+fn directory() -> anyhow::Result<PathBuf> {
+    let dir = directory_path()?;
+    let found = match DirBuilder::new().mode(0o700).create(&dir) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => dir.symlink_metadata(),
+    };
+    let found = found.with_context(|| dir.display().to_string())?;
     if !found.is_dir() || found.uid() != geteuid().as_raw() || found.mode() & 0o022 != 0 {
         bail!("{}: not a directory that only its owner can write to", dir.display());
     }
     Ok(dir)
 }
 
-/// The file of a daemon.
 fn recent_path(dir: &Path, daemon: u32) -> PathBuf {
     dir.join(daemon.to_string()).with_extension(SUFFIX)
 }
 
 /// Removes the files of daemons that have ended, except the newest.
 fn remove_old(dir: &Path) {
-    let is_old = |path: &Path| {
-        let id = path.file_stem().and_then(|stem| stem.to_str()?.parse::<u32>().ok());
-        let is_ours = path.extension().is_some_and(|extension| extension == SUFFIX);
-        id.is_some_and(|id| is_ours && !Path::new("/proc").join(id.to_string()).exists())
-    };
     let paths = std::fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    let mut old: Vec<_> = paths
-        .filter(|path| is_old(path))
-        .filter_map(|path| Some((path.symlink_metadata().ok()?.modified().ok()?, path)))
-        .collect();
+    let old = paths.filter(|path| is_of_ended_daemon(path));
+    let mut old: Vec<_> = old.filter_map(|path| Some((path.symlink_metadata().ok()?.modified().ok()?, path))).collect();
     old.sort();
     for (_, path) in old.iter().rev().skip(ENDED_MAX) {
         let _ = std::fs::remove_file(path);
     }
 }
 
-impl AsRawFd for MessageRecorder {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
+fn is_of_ended_daemon(path: &Path) -> bool {
+    let id = path.file_stem().and_then(|stem| stem.to_str()?.parse::<u32>().ok());
+    path.extension().is_some_and(|extension| extension == SUFFIX)
+        && id.is_some_and(|id| !Path::new("/proc").join(id.to_string()).exists())
 }
 
-impl MessageRecorder {
-    /// The connection to the daemon. Shutting it down ends the recording.
-    pub fn connection(&self) -> io::Result<UnixStream> {
-        self.0.try_clone()
-    }
-
-    /// Writes the messages of the daemon to its file until the daemon ends.
-    ///
-    /// The helper is not in the sandbox, so it takes no path from the daemon.
-    pub fn record(self, daemon: u32) {
-        self.record_to(|| Some(recent_path(&directory().ok()?, daemon)));
-    }
-
-    fn record_to(mut self, path: impl Fn() -> Option<PathBuf>) {
-        let mut packet = [0; MESSAGE_MAX];
-        let mut receive = |packet: &mut [u8]| match self.0.read(packet) {
-            Err(error) if error.kind() == ErrorKind::Interrupted => None,
-            len => Some(len.unwrap_or(0)),
-        };
-        let mut record: Option<MessageFile> = None;
-        loop {
-            match (receive(&mut packet), &mut record) {
-                (None, _) => {}
-                (Some(0), _) => break,
-                (Some(len), Some(record)) => record.add(&packet[..len]),
-                (Some(_), None) => {
-                    // The daemon has just created the file. If it is gone already, there is nothing to keep.
-                    record = path().and_then(|path| MessageFile::open(path).ok());
-                    if record.is_none() {
-                        break;
-                    }
-                }
-            }
-        }
-        if let Some(record) = record {
-            record.finish();
-        }
-    }
+/// Writes the messages that the process `daemon` sends to its file, until it ends. The helper is not in the sandbox, so
+/// it takes no path from the daemon.
+pub fn record_messages(messages: UnixStream, daemon: u32) {
+    record_to(messages, || Some(recent_path(&directory().ok()?, daemon)));
 }
 
-/// The file with the last messages.
+fn record_to(mut messages: UnixStream, path: impl Fn() -> Option<PathBuf>) {
+    let mut packet = [0; MESSAGE_MAX];
+    // The daemon has just created the file. If it is gone already, there is nothing to keep.
+    let Ok(1..) = receive_packet(&mut messages, &mut packet) else { return };
+    let Some(mut file) = path().and_then(|path| MessageFile::open(path).ok()) else { return };
+    while let Ok(len @ 1..) = receive_packet(&mut messages, &mut packet) {
+        file.add(&packet[..len]);
+    }
+    file.finish();
+}
+
 struct MessageFile {
     path: PathBuf,
     file: File,
     /// The first line, which is never dropped.
     first: Vec<u8>,
-    /// The messages in the file.
     kept: Vec<u8>,
 }
 
@@ -287,9 +237,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("1.log");
         std::fs::write(&path, "first\n").unwrap();
-        let (recent, recorder) = pair().unwrap();
+        let (recent, received) = message_pair().unwrap();
         let at = path.clone();
-        let recording = std::thread::spawn(move || recorder.record_to(|| Some(at.clone())));
+        let recording = std::thread::spawn(move || record_to(received, || Some(at.clone())));
         let mut messages = recent.writer().unwrap();
         for message in [START, b"a\n", b"", b"b\n"] {
             messages.write_all(message).unwrap();

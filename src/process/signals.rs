@@ -4,7 +4,7 @@ use anyhow::Context;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use std::io::{PipeWriter, pipe};
+use std::io::{PipeReader, PipeWriter, pipe};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,8 @@ use weightfs::write;
 /// The signals that end a command, except those that were ignored when the program started, as under nohup(1).
 fn ending() -> SigSet {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = |line: &str| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok();
-    let ignored = status.lines().find_map(ignored).unwrap_or(0);
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0);
     let signals = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
     signals.into_iter().filter(|signal| ignored >> (*signal as u32 - 1) & 1 == 0).collect()
 }
@@ -47,6 +47,10 @@ pub fn end_by(signal: Signal) -> ! {
     std::process::exit(128 + signal as i32)
 }
 
+pub fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> anyhow::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).spawn(work).context("cannot start a thread")
+}
+
 /// A thread that ends the process when a blocked signal arrives, as long as there is nothing to undo.
 ///
 /// Threads that wait for a slow source do not delay the end, because the signal ends the whole process.
@@ -57,22 +61,7 @@ impl EndAtOnce {
     pub fn start(signals: &SigSet, before: impl FnOnce(Signal) + Send + 'static) -> anyhow::Result<Self> {
         let pending = pending(signals)?;
         let (stopped, stop) = pipe().context("cannot create a pipe")?;
-        let wait = move || {
-            let signal = loop {
-                let mut polled = [&stopped.as_fd(), &pending.as_fd()].map(|fd| PollFd::new(*fd, PollFlags::POLLIN));
-                let _ = poll(&mut polled, PollTimeout::NONE);
-                // If a signal has arrived as well, it stays pending.
-                if polled[0].any() != Some(false) {
-                    return;
-                }
-                if let Some(signal) = take(&pending) {
-                    break signal;
-                }
-            };
-            before(signal);
-            end_by(signal)
-        };
-        let thread = std::thread::Builder::new().name("signals".into()).spawn(wait).context("cannot start a thread")?;
+        let thread = start_thread("signals", move || end_on_signal(&pending, &stopped, before))?;
         Ok(Self(Some((stop, thread))))
     }
 
@@ -82,6 +71,22 @@ impl EndAtOnce {
             drop(stop);
             // If the thread has received a signal, this process ends here.
             let _ = thread.join();
+        }
+    }
+}
+
+/// Ends the process by a signal that arrives before the other end of `stopped` is closed. Calls `before` first.
+fn end_on_signal(pending: &SignalFd, stopped: &PipeReader, before: impl FnOnce(Signal)) {
+    loop {
+        let mut polled = [pending.as_fd(), stopped.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let _ = poll(&mut polled, PollTimeout::NONE);
+        // If a signal has arrived as well, it stays pending.
+        if polled[1].any() != Some(false) {
+            return;
+        }
+        if let Some(signal) = take(pending) {
+            before(signal);
+            end_by(signal);
         }
     }
 }
@@ -104,18 +109,16 @@ impl InterruptFlag {
         SigSet::from(Signal::SIGXFSZ).thread_block()?;
         let flag = Arc::new(AtomicBool::new(false));
         let seen = flag.clone();
-        let wait = move || {
+        start_thread("signals", move || {
             while let Ok(signal) = signals.wait() {
                 if seen.swap(true, Ordering::Relaxed) {
                     std::process::exit(128 + signal as i32);
                 }
             }
-        };
-        std::thread::Builder::new().name("signals".into()).spawn(wait).context("cannot start a thread")?;
+        })?;
         Ok(Self(flag))
     }
 
-    /// Whether a signal has arrived.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -1,13 +1,16 @@
 //! The reading process's end of the connection to the process that fetches.
 
 use super::location;
-use super::planner::{BLOCK, PlannerLimits};
-use super::protocol::{FetchCounts, FetchOptions, HEAD, WireAbout, WireChannel, WireReply, WireRequest, WireSpan};
-use crate::source::{
-    Error, FetchFailure, FillProcess, ReopenedSource, Source, SourceReopener, SparseParts, SparseSource, WholeFile,
-    reopened_files_limit,
+use super::lock_mutex;
+use super::planner::BLOCK;
+use super::protocol::{
+    FetchCounts, FetchOptions, HEAD, WireAbout, WireAttributes, WireChannel, WireReply, WireRequest,
 };
-use std::collections::HashMap;
+use crate::source::{
+    Error, FetchFailure, FetchedFile, FetchedOpener, FileId, FillProcess, OpenFetched, Source, SourceInfo, SourceStat,
+    fetched_files_limit,
+};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io;
 use std::ops::Range;
@@ -16,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// The interval in which a waiting thread checks whether its reader is gone.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
@@ -24,7 +27,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(50);
 /// Maximum number of messages that wait to be written to the log.
 const LOG_MAX: usize = 256;
 
-/// How much longer than twice the timeout of a read a reader waits if nothing is heard of the other process.
+/// The time beyond twice the timeout of a read for which a reader waits if nothing is heard of the other process.
 const PATIENCE_MORE: Duration = Duration::from_secs(30);
 
 /// The time before a message is sent again.
@@ -36,11 +39,11 @@ const PATHS_MAX: usize = 256 << 20;
 /// Maximum number of files in a tree: as many as in a scan of a local directory.
 const ENTRIES_MAX: u64 = 1_000_000;
 
-/// Maximum number of files that are opened before anyone waits for them, besides that of [`reopened_files_limit`].
+/// Maximum number of files that are opened before anyone waits for them, besides that of [`fetched_files_limit`].
 /// Each one takes four descriptors.
 const EARLY_MAX: usize = 200;
 
-/// The connection. Clones are the same connection.
+/// Clones are the same connection.
 #[derive(Debug, Clone)]
 pub struct FetchClient(Arc<ClientShared>);
 
@@ -50,10 +53,9 @@ struct ClientShared {
     state: Mutex<ClientState>,
     /// Notified when a reply has arrived, or the connection has ended.
     replied: Condvar,
-    /// The thread that receives replies.
     receiver: Mutex<Option<JoinHandle<()>>>,
-    /// How long a reader waits although nothing is heard of the other process. That process reports progress and ends
-    /// requests that make none, unless it is stopped or its disk hangs.
+    /// The time for which a reader waits although nothing is heard of the other process. That process reports progress
+    /// and ends requests that make none, unless it is stopped or its disk hangs.
     patience: Duration,
     /// Bytes that were read from files.
     served: AtomicU64,
@@ -73,57 +75,27 @@ struct ClientState {
     heads: HashMap<(u32, String), u64>,
     /// The objects that the other process is still to close, because it was slow to receive messages.
     unclosed: Vec<u32>,
-    /// The trees whose entries are still arriving.
-    listing: HashMap<u32, ClientListing>,
-    /// The counts of what was fetched so far.
     counts: FetchCounts,
     /// When the last reply came.
     heard: Option<Instant>,
-    /// Whether the connection has ended.
     ended: bool,
 }
 
+type FetchResult<T> = Result<T, FetchFailure>;
+
+/// The reply to a request, with what came beside it and after it.
 #[derive(Debug)]
-struct ClientListing {
-    id: u64,
-    about: WireAbout,
-    missing: u64,
-    /// Size of the paths in bytes.
-    size: usize,
+struct ClientAnswer {
+    reply: WireReply,
+    descriptors: Vec<OwnedFd>,
+    /// The entries of [`WireReply::Tree`] that have arrived, and the size of their paths in bytes.
     entries: Vec<(String, u64)>,
-}
-
-#[derive(Debug)]
-enum ClientAnswer {
-    Tree(u32, WireAbout, Vec<(String, u64)>),
-    Object(u32, u64, FileAttributes, Vec<OwnedFd>),
-    Whole(u64, FileAttributes, Vec<OwnedFd>),
-    Ready,
-    Failed(FetchFailure),
-}
-
-/// The attributes of a file besides its size.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct FileAttributes {
-    /// Whether everyone may read it.
-    pub is_public: bool,
-    /// When it was last modified, in seconds since 1970.
-    pub mtime: i64,
-}
-
-/// The files that were found at a URL.
-pub(super) struct FoundSource {
-    /// The number of the tree.
-    pub number: u32,
-    pub about: WireAbout,
-    /// The paths of its files, and their sizes in bytes.
-    pub entries: Vec<(String, u64)>,
+    size: usize,
 }
 
 /// The counts of what a client has read and fetched so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientTraffic {
-    /// The counts of what was fetched.
     pub fetched: FetchCounts,
     /// Bytes that were read from files.
     pub served: u64,
@@ -132,7 +104,6 @@ pub struct ClientTraffic {
 }
 
 impl ClientTraffic {
-    /// As a JSON object.
     pub fn to_json(&self) -> String {
         let Self { fetched: FetchCounts { requests, bytes, busy }, served, waited } = self;
         format!(
@@ -144,20 +115,15 @@ impl ClientTraffic {
 impl fmt::Display for ClientTraffic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { fetched: FetchCounts { requests, bytes, busy }, served, waited } = self;
-        write!(
-            f,
-            "fetched {bytes} bytes in {requests} requests and {:.1} s; {served} bytes were read, {waited} of them after \
-             waiting",
-            *busy as f64 / 1000.0
-        )
+        let seconds = *busy as f64 / 1000.0;
+        write!(f, "fetched {bytes} bytes in {requests} requests and {seconds:.1} s; ")?;
+        write!(f, "{served} bytes were read, {waited} of them after waiting")
     }
 }
 
 impl FetchClient {
-    /// Connects to the process at the other end of `channel`.
     pub fn new(channel: WireChannel, start: FetchOptions) -> io::Result<Self> {
-        let timeout = start.timeout.map_or(PlannerLimits::default().timeout, Duration::from_millis);
-        let patience = timeout.saturating_mul(2) + PATIENCE_MORE;
+        let patience = start.timeout().saturating_mul(2) + PATIENCE_MORE;
         channel.send(&WireRequest::Start(start), &[])?;
         let (state, replied, receiver, served, waited) = Default::default();
         let client = Self(Arc::new(ClientShared { channel, state, replied, receiver, patience, served, waited }));
@@ -169,7 +135,7 @@ impl FetchClient {
     pub fn resume(&self) -> io::Result<()> {
         let shared = self.0.clone();
         let receiver = std::thread::Builder::new().name("remote".into()).spawn(move || shared.receive())?;
-        *self.0.receiver.lock().unwrap_or_else(PoisonError::into_inner) = Some(receiver);
+        *lock_mutex(&self.0.receiver) = Some(receiver);
         Ok(())
     }
 
@@ -177,23 +143,30 @@ impl FetchClient {
     pub fn rest(&self) {
         // If the connection has ended, so does the thread.
         let _ = self.0.channel.send(&WireRequest::Rest, &[]);
-        let receiver = self.0.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let receiver = lock_mutex(&self.0.receiver).take();
         // The thread does not panic: a panic ends the program.
         let _ = receiver.map(JoinHandle::join);
     }
 
-    /// Finds the files at a URL, in their current version.
-    pub(super) fn find(&self, url: &str) -> Result<FoundSource, Error> {
+    /// Finds the files at a URL, in their current version. Returns the number of their tree, and their paths and sizes.
+    pub(super) fn find(&self, url: &str) -> Result<(u32, WireAbout, BTreeMap<String, u64>), Error> {
         let answer = self.0.call(|id| WireRequest::Resolve { id, url: url.to_owned() }, &|| false);
         // The URL may contain secrets, which a location does not print.
         let shown = location::RemoteLocation::parse(url).ok().flatten().map_or_else(String::new, |at| at.to_string());
         match answer.map_err(|why| why.of(&shown))? {
-            ClientAnswer::Tree(number, about, entries) => Ok(FoundSource { number, about, entries }),
+            ClientAnswer { reply: WireReply::Tree { tree, about, .. }, entries, .. } => {
+                Ok((tree, about, entries.into_iter().collect()))
+            }
             _ => Err(unexpected(&shown)),
         }
     }
 
-    /// The counts of what was read and fetched so far.
+    /// The number of requests that were sent to servers, as far as reported. `None` once bytes of a file have arrived.
+    pub fn attempts(&self) -> Option<u64> {
+        let counts = self.0.lock().counts;
+        (counts.bytes == 0).then_some(counts.requests)
+    }
+
     pub fn traffic(&self) -> ClientTraffic {
         let fetched = self.0.lock().counts;
         ClientTraffic { fetched, served: self.0.served.load(Relaxed), waited: self.0.waited.load(Relaxed) }
@@ -206,7 +179,7 @@ impl FetchClient {
         // Whole blocks are present or absent.
         let head = head.map_or(HEAD, |head| head.min(HEAD).next_multiple_of(BLOCK));
         state.heads.insert(key.clone(), head);
-        let most = EARLY_MAX.min(reopened_files_limit() / 2);
+        let most = EARLY_MAX.min(fetched_files_limit() / 2);
         if state.ended || state.early.len() >= most || state.early.contains_key(&key) {
             return;
         }
@@ -221,73 +194,62 @@ impl FetchClient {
         }
     }
 
-    /// Opens a file of a tree. Messages call it `name`.
-    pub(super) fn open(
-        &self,
-        tree: u32,
-        path: &str,
-        name: &str,
-        parts: impl FnOnce(FileAttributes) -> SparseParts,
-    ) -> Result<Arc<dyn Source>, Error> {
+    /// Opens a file of a tree. Messages call it `name`, and `id` identifies it.
+    pub(super) fn open(&self, tree: u32, path: &str, name: &str, id: FileId) -> Result<Arc<dyn Source>, Error> {
         let key = (tree, path.to_owned());
         let mut state = self.0.lock();
         let (early, head) = (state.early.remove(&key), state.heads.remove(&key).unwrap_or(HEAD));
         drop(state);
         let request = |id| WireRequest::Open { id, tree, path: path.to_owned(), head };
-        let id = early.map_or_else(|| self.0.send(request, &|| false), Ok);
-        let answer = id.and_then(|id| self.0.wait(id, &|| false)).map_err(|why| why.of(name))?;
-        let (first, parts) = self.source(answer, name, parts)?;
-        let again =
-            TreeReopener { client: self.clone(), tree, path: path.into(), name: name.into(), len: first.len(), parts };
-        Ok(Arc::new(ReopenedSource::new(first, Box::new(again))?))
+        let number = early.map_or_else(|| self.0.send(request, &|| false), Ok);
+        let answer = number.and_then(|number| self.0.wait(number, &|| false)).map_err(|why| why.of(name))?;
+        let (first, len, attributes) = self.opened(answer, name)?;
+        let opener = TreeOpener { client: self.clone(), tree, path: path.into(), name: name.into(), len };
+        let info = SourceInfo { len, stat: attributes.stat(), path: None, id: Some(id), ends: Some(Arc::default()) };
+        Ok(Arc::new(FetchedFile::new(info, first, Box::new(opener))))
     }
 
-    /// The source of an answer to [`WireRequest::Open`].
-    fn source(
-        &self,
-        answer: ClientAnswer,
-        name: &str,
-        parts: impl FnOnce(FileAttributes) -> SparseParts,
-    ) -> Result<(Arc<dyn Source>, SparseParts), Error> {
-        match answer {
-            ClientAnswer::Object(object, len, attributes, descriptors) => {
-                let fill = Arc::new(FetchedObject { client: self.clone(), object, name: name.to_owned() });
-                let parts = parts(attributes);
-                Ok((Arc::new(SparseSource::new(name, len, descriptors, fill, parts)?), parts))
-            }
-            ClientAnswer::Whole(len, attributes, descriptors) => match <[OwnedFd; 1]>::try_from(descriptors) {
-                Ok([data]) => {
-                    let parts = parts(attributes);
-                    Ok((Arc::new(WholeFile::new(name, len, data, parts)?), parts))
-                }
-                Err(_) => Err(unexpected(name)),
-            },
-            _ => Err(unexpected(name)),
+    /// The file of an answer to [`WireRequest::Open`], its size in bytes, and its attributes.
+    fn opened(&self, answer: ClientAnswer, name: &str) -> Result<(OpenFetched, u64, WireAttributes), Error> {
+        let ClientAnswer { reply, descriptors, .. } = answer;
+        let WireReply::File { object, len, attributes, .. } = reply else { return Err(unexpected(name)) };
+        if let Some(object) = object {
+            let fill = Box::new(FetchedObject { client: self.clone(), object, name: name.to_owned() });
+            return Ok((OpenFetched::sparse(name, len, descriptors, fill)?, len, attributes));
         }
+        let [data] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| unexpected(name))?;
+        Ok((OpenFetched::whole(name, len, data)?, len, attributes))
     }
 }
 
-/// Opens a file of a tree again.
 #[derive(Debug)]
-struct TreeReopener {
+struct TreeOpener {
     client: FetchClient,
     tree: u32,
     path: Box<str>,
-    /// For messages.
     name: Box<str>,
     /// Size in bytes.
     len: u64,
-    parts: SparseParts,
 }
 
-impl SourceReopener for TreeReopener {
-    fn open(&self, is_cancelled: &dyn Fn() -> bool) -> Result<Arc<dyn Source>, Error> {
-        let Self { client, tree, path, name, len, parts } = self;
+impl FetchedOpener for TreeOpener {
+    fn open(&self, is_cancelled: &dyn Fn() -> bool) -> Result<OpenFetched, Error> {
+        let Self { client, tree, path, name, len } = self;
         let request = |id| WireRequest::Open { id, tree: *tree, path: path.to_string(), head: 0 };
         let answer = client.0.call(request, is_cancelled).map_err(|why| why.of(name))?;
-        let (source, _) = client.source(answer, name, |_| *parts)?;
+        let (open, found, _) = client.opened(answer, name)?;
         // The other process opens the same version again.
-        if source.len() == *len { Ok(source) } else { Err(unexpected(name)) }
+        if found == *len { Ok(open) } else { Err(unexpected(name)) }
+    }
+}
+
+impl WireAttributes {
+    /// The attributes of a file of the user who reads it.
+    pub(super) fn stat(self) -> SourceStat {
+        let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
+        let mtime = u64::try_from(self.mtime).ok().and_then(|at| UNIX_EPOCH.checked_add(Duration::from_secs(at)));
+        let mode = if self.is_public { 0o444 } else { 0o400 };
+        SourceStat { uid, gid, mode, mtime: mtime.unwrap_or(UNIX_EPOCH), ctime: (0, 0) }
     }
 }
 
@@ -305,7 +267,7 @@ fn unexpected(name: &str) -> Error {
 
 impl ClientShared {
     fn lock(&self) -> MutexGuard<'_, ClientState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock_mutex(&self.state)
     }
 
     /// Sends a request and waits for its reply, for as long as `is_cancelled` is false.
@@ -313,17 +275,13 @@ impl ClientShared {
         &self,
         request: impl FnOnce(u64) -> WireRequest,
         is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<ClientAnswer, FetchFailure> {
+    ) -> FetchResult<ClientAnswer> {
         self.wait(self.send(request, is_cancelled)?, is_cancelled)
     }
 
     /// Sends a request, and returns its number. If the other process is so slow that this would wait, tries again for
     /// as long as `is_cancelled` is false.
-    fn send(
-        &self,
-        request: impl FnOnce(u64) -> WireRequest,
-        is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<u64, FetchFailure> {
+    fn send(&self, request: impl FnOnce(u64) -> WireRequest, is_cancelled: &dyn Fn() -> bool) -> FetchResult<u64> {
         let mut state = self.lock();
         if state.ended {
             return Err(ended());
@@ -348,48 +306,40 @@ impl ClientShared {
         }
     }
 
-    /// Sends a message without a reply. It is dropped if the other process is slow or has ended.
-    fn hint(&self, request: &WireRequest) {
-        let _ = self.channel.try_send(request);
-    }
-
     /// Waits for the reply to a request, for as long as `is_cancelled` is false.
-    fn wait(&self, id: u64, is_cancelled: &dyn Fn() -> bool) -> Result<ClientAnswer, FetchFailure> {
+    fn wait(&self, id: u64, is_cancelled: &dyn Fn() -> bool) -> FetchResult<ClientAnswer> {
         let started = Instant::now();
         let mut state = self.lock();
-        loop {
-            if state.waiting.get(&id).is_some_and(Option::is_some) {
-                return match state.waiting.remove(&id).flatten() {
-                    Some(ClientAnswer::Failed(failure)) => Err(failure),
-                    Some(answer) => Ok(answer),
-                    None => Err(ended()),
-                };
+        let failure = loop {
+            match state.take_answer(id) {
+                Some(ClientAnswer { reply: WireReply::Failed { failure, .. }, .. }) => return Err(failure),
+                Some(answer) => return Ok(answer),
+                None => {}
             }
             if state.ended {
                 return Err(ended());
             }
             if is_cancelled() {
-                drop(state);
-                self.cancel(id);
-                return Err(interrupted());
+                break interrupted();
             }
             if state.heard.map_or(started, |heard| heard.max(started)).elapsed() > self.patience {
-                drop(state);
-                self.cancel(id);
-                let time = self.patience.as_secs();
-                return Err(FetchFailure::transient(format!(
-                    "weightfs-fetch has said nothing for {time} s; is it stopped?"
-                )));
+                let seconds = self.patience.as_secs();
+                let why = format!("weightfs-fetch has said nothing for {seconds} s; is it stopped?");
+                break FetchFailure::transient(why);
             }
             state = self.replied.wait_timeout(state, CHECK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        };
+        drop(state);
+        self.cancel(id);
+        Err(failure)
     }
 
     /// Ends a request. Its reply is dropped.
     fn cancel(&self, id: u64) {
         let answer = self.lock().waiting.remove(&id).flatten();
-        self.hint(&WireRequest::Cancel { id });
-        if let Some(ClientAnswer::Object(object, ..)) = answer {
+        // If the other process is slow, its answer is dropped.
+        let _ = self.channel.try_send(&WireRequest::Cancel { id });
+        if let Some(WireReply::File { object: Some(object), .. }) = answer.map(|answer| answer.reply) {
             self.close(object);
         }
     }
@@ -415,8 +365,12 @@ impl ClientShared {
     fn receive(&self) {
         // Writing a message may wait for a terminal. Replies do not wait for that; messages that are too many are lost.
         let (sender, messages) = sync_channel::<(u8, String)>(LOG_MAX);
-        let write = move || messages.iter().for_each(|(level, text)| write_log(level, &text));
-        let logger = std::thread::Builder::new().name("remote log".into()).spawn(write);
+        let logger = std::thread::Builder::new().name("remote log".into()).spawn(move || {
+            for (level, text) in messages {
+                let level = log::Level::iter().nth(usize::from(level).saturating_sub(1)).unwrap_or(log::Level::Debug);
+                log::log!(target: "weightfs", level, "{text}");
+            }
+        });
         self.receive_all(&sender);
         drop(sender);
         // The thread does not panic: a panic ends the program.
@@ -454,41 +408,32 @@ impl ClientShared {
     fn take(&self, reply: WireReply, descriptors: Vec<OwnedFd>) -> bool {
         let mut state = self.lock();
         state.heard = Some(Instant::now());
-        match reply {
-            WireReply::Tree { id, tree, about, entries } => {
-                if entries > ENTRIES_MAX || !state.waiting.contains_key(&id) {
+        match &reply {
+            WireReply::Tree { id, entries, .. } => {
+                if *entries > ENTRIES_MAX || !state.answer(*id, reply, descriptors) {
                     return false;
                 }
-                state.listing.insert(tree, ClientListing { id, about, missing: entries, size: 0, entries: Vec::new() });
-                state.finish_listing(tree);
             }
-            WireReply::Entries { tree, entries } => {
-                if let Some(listing) = state.listing.get_mut(&tree) {
-                    let Some(missing) = listing.missing.checked_sub(entries.len() as u64) else { return false };
-                    listing.missing = missing;
-                    listing.size += entries.iter().map(|(path, _)| path.len()).sum::<usize>();
-                    if listing.size > PATHS_MAX {
+            WireReply::Entries { id, entries } => {
+                if let Some(Some(answer)) = state.waiting.get_mut(id) {
+                    answer.size += entries.iter().map(|(path, _)| path.len()).sum::<usize>();
+                    answer.entries.extend_from_slice(entries);
+                    if answer.missing().is_none() || answer.size > PATHS_MAX {
                         return false;
                     }
-                    listing.entries.extend(entries);
-                    state.finish_listing(tree);
                 }
             }
-            WireReply::Object { id, object, len, is_public, mtime } => {
+            WireReply::File { id, object, .. } => {
+                let object = *object;
+                let is_wanted = state.answer(*id, reply, descriptors);
                 // A file that was opened for a request which has ended since is closed again.
-                if !state
-                    .answer(id, ClientAnswer::Object(object, len, FileAttributes { is_public, mtime }, descriptors))
-                {
+                if let Some(object) = object.filter(|_| !is_wanted) {
                     state.unclosed.push(object);
                     self.close_unclosed(&mut state);
                 }
             }
-            WireReply::Whole { id, len, is_public, mtime } => {
-                _ = state.answer(id, ClientAnswer::Whole(len, FileAttributes { is_public, mtime }, descriptors));
-            }
-            WireReply::Ready { id } => _ = state.answer(id, ClientAnswer::Ready),
-            WireReply::Failed { id, failure } => _ = state.answer(id, ClientAnswer::Failed(failure)),
-            WireReply::Counts(counts) => state.counts = counts,
+            WireReply::Ready { id } | WireReply::Failed { id, .. } => _ = state.answer(*id, reply, descriptors),
+            WireReply::Counts(counts) => state.counts = *counts,
             WireReply::Log { .. } | WireReply::Rested => {}
         }
         drop(state);
@@ -502,15 +447,12 @@ impl ClientShared {
     }
 }
 
-/// Logs a message of the other process.
-fn write_log(level: u8, text: &str) {
-    let level = match level {
-        1 => log::Level::Error,
-        2 => log::Level::Warn,
-        3 => log::Level::Info,
-        _ => log::Level::Debug,
-    };
-    log::log!(target: "weightfs", level, "{text}");
+impl ClientAnswer {
+    /// The number of entries that are still to arrive. `None` if there are too many.
+    fn missing(&self) -> Option<u64> {
+        let all = if let WireReply::Tree { entries, .. } = self.reply { entries } else { 0 };
+        all.checked_sub(self.entries.len() as u64)
+    }
 }
 
 impl ClientState {
@@ -523,26 +465,18 @@ impl ClientState {
 
     /// Keeps an answer for the thread that waits for it. The answer to a cancelled request is dropped; returns false
     /// then.
-    fn answer(&mut self, id: u64, answer: ClientAnswer) -> bool {
-        match self.waiting.get_mut(&id) {
-            Some(waiting) => {
-                *waiting = Some(answer);
-                true
-            }
-            None => false,
-        }
+    fn answer(&mut self, id: u64, reply: WireReply, descriptors: Vec<OwnedFd>) -> bool {
+        let answer = ClientAnswer { reply, descriptors, entries: Vec::new(), size: 0 };
+        self.waiting.get_mut(&id).map(|waiting| *waiting = Some(answer)).is_some()
     }
 
-    fn finish_listing(&mut self, tree: u32) {
-        if self.listing.get(&tree).is_some_and(|listing| listing.missing == 0)
-            && let Some(ClientListing { id, about, entries, .. }) = self.listing.remove(&tree)
-        {
-            _ = self.answer(id, ClientAnswer::Tree(tree, about, entries));
-        }
+    /// The answer to a request, if all of it has arrived.
+    fn take_answer(&mut self, id: u64) -> Option<ClientAnswer> {
+        self.waiting.get(&id)?.as_ref().filter(|answer| answer.missing() == Some(0))?;
+        self.waiting.remove(&id)?
     }
 }
 
-/// An open file of the other process.
 #[derive(Debug)]
 struct FetchedObject {
     client: FetchClient,
@@ -554,23 +488,23 @@ impl FillProcess for FetchedObject {
     fn fill(&self, range: Range<u64>, within: Range<u64>, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
         let Self { client, object, name } = self;
         client.0.waited.fetch_add(range.end - range.start, Relaxed);
-        let request = |id| WireRequest::Need { id, object: *object, range: span(&range), within: span(&within) };
-        match client.0.call(request, is_cancelled).map_err(|why| why.of(name))? {
-            ClientAnswer::Ready => Ok(()),
+        let request = |id| WireRequest::Need { id, object: *object, range: range.clone(), within: within.clone() };
+        match client.0.call(request, is_cancelled).map_err(|why| why.of(name))?.reply {
+            WireReply::Ready { .. } => Ok(()),
             _ => Err(unexpected(name)),
         }
     }
 
     fn touched(&self, range: Range<u64>, within: Range<u64>) {
-        // If the connection has ended, nothing is fetched any more.
-        let (range, within) = (span(&range), span(&within));
-        self.client.0.hint(&WireRequest::Touched { object: self.object, range, within });
+        // If the other process is slow or has ended, nothing more is fetched ahead.
+        let _ = self.client.0.channel.try_send(&WireRequest::Touched { object: self.object, range, within });
     }
 
     fn stream(&self, range: Range<u64>) -> Box<dyn Send> {
         let Self { client, object, .. } = self;
-        let request = |id| WireRequest::Need { id, object: *object, range: span(&range), within: span(&(0..0)) };
-        Box::new(ReplyStream { client: client.clone(), id: client.0.send(request, &|| true).ok() })
+        let request = |id| WireRequest::Need { id, object: *object, range: range.clone(), within: 0..0 };
+        // If the connection has ended, nothing is fetched.
+        Box::new(client.0.send(request, &|| true).ok().map(|id| ReplyStream { client: client.clone(), id }))
     }
 
     fn served(&self, bytes: u64) {
@@ -581,15 +515,12 @@ impl FillProcess for FetchedObject {
 /// A request whose reply nobody waits for. It is cancelled on drop.
 struct ReplyStream {
     client: FetchClient,
-    /// `None` if the connection has ended.
-    id: Option<u64>,
+    id: u64,
 }
 
 impl Drop for ReplyStream {
     fn drop(&mut self) {
-        if let Some(id) = self.id {
-            self.client.0.cancel(id);
-        }
+        self.client.0.cancel(self.id);
     }
 }
 
@@ -597,8 +528,4 @@ impl Drop for FetchedObject {
     fn drop(&mut self) {
         self.client.0.close(self.object);
     }
-}
-
-fn span(range: &Range<u64>) -> WireSpan {
-    WireSpan { start: range.start, end: range.end }
 }

@@ -2,14 +2,16 @@
 //!
 //! Each message is one packet of a sequenced packet socket, encoded by postcard. Descriptors travel beside the message
 //! that announces them. Neither side trusts the other: a packet that is not a message ends the connection. The types of
-//! the fields check what does not depend on earlier messages: paths, sizes and spans.
+//! the fields check what does not depend on earlier messages: paths, sizes and ranges.
 //!
 //! Decoding takes memory in proportion to the packet, and at most 1 MiB for a list before its items are there: postcard
 //! and serde bound both. Therefore no message has a list whose items can be empty.
 
 use super::location::check_path;
+use super::planner::PlannerLimits;
 use crate::source::FetchFailure;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, send, sendmsg, socketpair,
@@ -18,10 +20,12 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::time::Duration;
 
 /// The version of the messages. Both processes run the same program, so a difference means that the program file
 /// was replaced in between.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Maximum size of a packet in bytes. Longer lists are sent in parts.
 pub const PACKET_MAX: usize = 64 << 10;
@@ -29,16 +33,14 @@ pub const PACKET_MAX: usize = 64 << 10;
 /// Maximum number of bytes that are fetched from the start of a file when it is opened. Most headers are shorter.
 pub const HEAD: u64 = 512 << 10;
 
-/// Maximum number of descriptors beside a message.
 const DESCRIPTORS_MAX: usize = 4;
 
 /// The messages of the reading process. `id` identifies the reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields mean the same in all messages")]
 pub enum WireRequest {
     /// The first message.
     Start(FetchOptions),
-    /// Finds out what is at a URL, in its current version. The URL may contain secrets.
+    /// Finds out what is at a URL, in its current version. The other process may know secrets that belong into the URL.
     Resolve { id: u64, url: String },
     /// Opens a file of a tree: when it was open before, in the same version. The reply comes when its first `head`
     /// bytes are present.
@@ -51,9 +53,22 @@ pub enum WireRequest {
     },
     /// Makes a range of an object present. Read-ahead may add bytes of `within` after it, usually those of a tensor. If
     /// `within` is empty, the range is fetched by as few requests as possible, and nothing after it.
-    Need { id: u64, object: u32, range: WireSpan, within: WireSpan },
+    Need {
+        id: u64,
+        object: u32,
+        #[serde(deserialize_with = "wire_range")]
+        range: Range<u64>,
+        #[serde(deserialize_with = "wire_range")]
+        within: Range<u64>,
+    },
     /// A reader has read a range with a block at which read-ahead is to be extended.
-    Touched { object: u32, range: WireSpan, within: WireSpan },
+    Touched {
+        object: u32,
+        #[serde(deserialize_with = "wire_range")]
+        range: Range<u64>,
+        #[serde(deserialize_with = "wire_range")]
+        within: Range<u64>,
+    },
     /// Nobody waits for the reply to a request any more.
     Cancel { id: u64 },
     /// An object is not read any more.
@@ -63,25 +78,15 @@ pub enum WireRequest {
     Rest,
 }
 
-/// Bytes from `start` up to `end`, which is not included and not smaller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "(u64, u64)")]
-pub struct WireSpan {
-    /// In bytes from the start of the object.
-    pub start: u64,
-    /// In bytes from the start of the object.
-    pub end: u64,
-}
-
-impl TryFrom<(u64, u64)> for WireSpan {
-    type Error = &'static str;
-
-    fn try_from((start, end): (u64, u64)) -> Result<Self, Self::Error> {
-        if start <= end { Ok(Self { start, end }) } else { Err("a span that ends before it starts") }
+impl WireRequest {
+    pub(super) fn with_url(self, change: fn(String) -> String) -> Self {
+        match self {
+            Self::Resolve { id, url } => Self::Resolve { id, url: change(url) },
+            other => other,
+        }
     }
 }
 
-/// The options of fetching.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetchOptions {
     /// [`VERSION`].
@@ -90,46 +95,41 @@ pub struct FetchOptions {
     pub offline: bool,
     /// After this time without success a read fails, in milliseconds.
     pub timeout: Option<u64>,
-    /// Limit of the cache in bytes.
     pub cache_size: Option<u64>,
     /// The file with a bearer token.
     pub token_file: Option<String>,
+    /// Hosts inside of this network to which public servers may redirect.
+    pub redirects_to: Vec<String>,
     /// Whether the process enters no sandbox.
     pub no_sandbox: bool,
 }
 
+impl FetchOptions {
+    /// After this time without success a read fails.
+    pub fn timeout(&self) -> Duration {
+        self.timeout.map_or(PlannerLimits::default().timeout, Duration::from_millis)
+    }
+}
+
 /// The messages of the process that fetches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields mean the same in all messages")]
 pub enum WireReply {
     /// The files at a URL. `entries` entries follow.
     Tree { id: u64, tree: u32, about: WireAbout, entries: u64 },
-    /// Some files of a tree: their paths and sizes in bytes.
+    /// Some files of the tree that was sent for a request: their paths and sizes in bytes.
     Entries {
-        tree: u32,
+        id: u64,
         #[serde(deserialize_with = "wire_entries")]
         entries: Vec<(String, u64)>,
     },
-    /// An open file. Its data, the map of present blocks, the marks of readers and the lock are beside it.
-    Object {
+    /// An open file, with its data beside it. A file without a number has all of its bytes on this machine. Otherwise,
+    /// the map of present blocks, the marks of readers and the lock are beside it too.
+    File {
         id: u64,
-        object: u32,
+        object: Option<u32>,
         #[serde(deserialize_with = "message_size")]
         len: u64,
-        /// Whether everyone may read it.
-        is_public: bool,
-        /// When it was last modified, in seconds since 1970.
-        mtime: i64,
-    },
-    /// A file of which all bytes are on this machine. Only its data is beside it.
-    Whole {
-        id: u64,
-        #[serde(deserialize_with = "message_size")]
-        len: u64,
-        /// As in [`WireReply::Object`].
-        is_public: bool,
-        /// As in [`WireReply::Object`].
-        mtime: i64,
+        attributes: WireAttributes,
     },
     /// The range is present.
     Ready { id: u64 },
@@ -137,7 +137,7 @@ pub enum WireReply {
     Failed { id: u64, failure: FetchFailure },
     /// A message for the log.
     Log { level: u8, text: String },
-    /// The counts of what was fetched so far.
+    /// The counts of bytes and requests so far.
     Counts(FetchCounts),
     /// The answer to [`WireRequest::Rest`]. The receiver may stop receiving after it.
     Rested,
@@ -146,7 +146,6 @@ pub enum WireReply {
 /// The counts of what was fetched since the process was started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetchCounts {
-    /// Requests to servers.
     pub requests: u64,
     /// Bytes of files that were received.
     pub bytes: u64,
@@ -154,7 +153,6 @@ pub struct FetchCounts {
     pub busy: u64,
 }
 
-/// A description of the files at a URL.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WireAbout {
     /// The URL of the tree without secrets.
@@ -162,12 +160,23 @@ pub struct WireAbout {
     /// The path in the tree that the URL leads to; empty for the tree itself.
     #[serde(deserialize_with = "wire_path")]
     pub path: String,
-    /// Whether the tree can be listed.
     pub is_listed: bool,
+    pub attributes: WireAttributes,
+}
+
+/// The attributes of a file besides its size, or of a tree.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireAttributes {
     /// Whether everyone can fetch it, without credentials.
     pub is_public: bool,
     /// When it was last modified, in seconds since 1970.
     pub mtime: i64,
+}
+
+/// The end is not before the start.
+fn wire_range<'de, D: Deserializer<'de>>(from: D) -> Result<Range<u64>, D::Error> {
+    let range = Range::deserialize(from)?;
+    if range.start <= range.end { Ok(range) } else { Err(D::Error::custom("a range that ends before it starts")) }
 }
 
 fn wire_path<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
@@ -193,20 +202,13 @@ fn wire_entries<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(String, u64)>
     Ok(entries.into_iter().map(|Entry(path, len)| (path, len)).collect())
 }
 
-/// One end of the connection.
 #[derive(Debug)]
 pub struct WireChannel(OwnedFd);
 
 impl WireChannel {
-    /// Both ends of a new connection.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         Ok((Self(a), Self(b)))
-    }
-
-    /// The end that this process has inherited.
-    pub fn inherited(socket: OwnedFd) -> Self {
-        Self(socket)
     }
 
     /// Sends a message and descriptors. Waits while the other side is slow to receive.
@@ -215,30 +217,20 @@ impl WireChannel {
         if descriptors.len() > DESCRIPTORS_MAX {
             return Err(io::Error::new(ErrorKind::InvalidInput, "too many descriptors"));
         }
-        loop {
-            // The sandbox of a reader does not allow sendmsg(2), which could name another receiver.
-            let sent = match descriptors {
-                [] => send(&self.0, &packet, SendFlags::NOSIGNAL),
-                _ => self.send_with(&packet, descriptors),
-            };
-            match sent {
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-                Ok(_) => return Ok(()),
-            }
-        }
+        // The sandbox of a reader does not allow sendmsg(2), which could name another receiver.
+        let sent = match descriptors {
+            [] => retry_on_intr(|| send(&self.0, &packet, SendFlags::NOSIGNAL)),
+            _ => retry_on_intr(|| self.send_with(&packet, descriptors)),
+        };
+        Ok(sent.map(drop)?)
     }
 
     /// Sends a message, unless the other side is so slow to receive that this would wait. Returns whether it was sent.
     pub fn try_send(&self, message: &impl Serialize) -> io::Result<bool> {
         let packet = encode_message(message)?;
-        loop {
-            match send(&self.0, &packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => return Ok(false),
-                Err(error) => return Err(error.into()),
-                Ok(_) => return Ok(true),
-            }
+        match retry_on_intr(|| send(&self.0, &packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)) {
+            Err(Errno::AGAIN) => Ok(false),
+            sent => Ok(sent.map(|_| true)?),
         }
     }
 
@@ -246,7 +238,7 @@ impl WireChannel {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
-            return Err(rustix::io::Errno::INVAL);
+            return Err(Errno::INVAL);
         }
         sendmsg(&self.0, &[IoSlice::new(packet)], &mut ancillary, SendFlags::NOSIGNAL)
     }
@@ -256,14 +248,13 @@ impl WireChannel {
         let mut packet = vec![0; PACKET_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let received = loop {
-            let mut parts = [IoSliceMut::new(&mut packet)];
-            match recvmsg(&self.0, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-                Err(rustix::io::Errno::INTR) => {}
-                // The other process has ended before it had read all messages.
-                Err(rustix::io::Errno::CONNRESET) => return Ok(None),
-                received => break received?,
-            }
+        let received = retry_on_intr(|| {
+            recvmsg(&self.0, &mut [IoSliceMut::new(&mut packet)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+        });
+        let received = match received {
+            // The other process has ended before it had read all messages.
+            Err(Errno::CONNRESET) => return Ok(None),
+            received => received?,
         };
         let mut descriptors = Vec::new();
         for message in ancillary.drain() {
@@ -282,7 +273,6 @@ impl WireChannel {
 }
 
 impl From<OwnedFd> for WireChannel {
-    /// One end of a socket of [`WireChannel::pair`].
     fn from(socket: OwnedFd) -> Self {
         Self(socket)
     }
@@ -294,7 +284,6 @@ impl AsFd for WireChannel {
     }
 }
 
-/// The packet of a message.
 pub fn encode_message(message: &impl Serialize) -> io::Result<Vec<u8>> {
     let packet = postcard::to_stdvec(message).map_err(io::Error::other)?;
     if packet.len() > PACKET_MAX {
@@ -319,9 +308,9 @@ mod tests {
     use std::io::{Read, Write};
 
     fn any_request() -> impl Strategy<Value = WireRequest> {
-        let span = || {
+        let range = || {
             let ends = (any::<u64>(), any::<u64>());
-            ends.prop_map(|(one, other)| WireSpan { start: one.min(other), end: one.max(other) })
+            ends.prop_map(|(one, other)| one.min(other)..one.max(other))
         };
         let path = || prop::collection::vec("[^/\\.\\p{Cc}]{1,8}", 0..4).prop_map(|parts| parts.join("/"));
         prop_oneof![
@@ -332,13 +321,13 @@ mod tests {
                 path,
                 head
             }),
-            (any::<u64>(), any::<u32>(), span(), span()).prop_map(|(id, object, range, within)| WireRequest::Need {
+            (any::<u64>(), any::<u32>(), range(), range()).prop_map(|(id, object, range, within)| WireRequest::Need {
                 id,
                 object,
                 range,
                 within
             }),
-            (any::<u32>(), span(), span()).prop_map(|(object, range, within)| WireRequest::Touched {
+            (any::<u32>(), range(), range()).prop_map(|(object, range, within)| WireRequest::Touched {
                 object,
                 range,
                 within
@@ -371,7 +360,11 @@ mod tests {
     fn descriptors_travel_with_their_message() {
         let (a, b) = WireChannel::pair().unwrap();
         let (mut reader, mut writer) = io::pipe().unwrap();
-        a.send(&WireReply::Object { id: 1, object: 2, len: 3, is_public: true, mtime: 4 }, &[writer.as_fd()]).unwrap();
+        a.send(
+            &WireReply::File { id: 1, object: Some(2), len: 3, attributes: WireAttributes::default() },
+            &[writer.as_fd()],
+        )
+        .unwrap();
         writer.write_all(b"one").unwrap();
         drop(writer);
         let (_, mut descriptors) = b.receive::<WireReply>().unwrap().unwrap();
@@ -403,9 +396,9 @@ mod tests {
     }
 
     #[test]
-    fn hostile_paths_sizes_and_spans_are_errors() {
+    fn hostile_paths_sizes_and_ranges_are_errors() {
         let entry =
-            |path: &str, len: u64| WireReply::Entries { tree: 1, entries: vec![("x".into(), 1), (path.into(), len)] };
+            |path: &str, len: u64| WireReply::Entries { id: 1, entries: vec![("x".into(), 1), (path.into(), len)] };
         let open = |path: &str| WireRequest::Open { id: 1, tree: 2, path: path.into(), head: 3 };
         let about = |path: &str| WireAbout { path: path.into(), url: "hf://a/b".into(), ..ABOUT };
         let tree = |path: &str| WireReply::Tree { id: 1, tree: 2, about: about(path), entries: u64::MAX };
@@ -426,24 +419,26 @@ mod tests {
         for (len, is_valid) in [(0, true), (i64::MAX as u64, true), (1 << 63, false), (u64::MAX, false)] {
             for message in [
                 entry("a", len),
-                WireReply::Object { id: 1, object: 2, len, is_public: true, mtime: 4 },
-                WireReply::Whole { id: 1, len, is_public: true, mtime: 4 },
+                WireReply::File { id: 1, object: Some(2), len, attributes: ABOUT.attributes },
+                WireReply::File { id: 1, object: None, len, attributes: ABOUT.attributes },
             ] {
                 assert_eq!(is_read(&message), is_valid, "{len}");
             }
         }
         for (start, end) in [(0, 0), (5, 5), (0, u64::MAX), (1, 0), (u64::MAX, 0)] {
-            let span = WireSpan { start, end };
-            let whole = WireSpan { start: 0, end: 9 };
-            for (range, within) in [(span, whole), (whole, span)] {
+            for (range, within) in [(start..end, 0..9), (0..9, start..end)] {
                 let need = WireRequest::Need { id: 1, object: 2, range, within };
                 assert_eq!(is_asked(&need), start <= end, "{start} {end}");
             }
         }
     }
 
-    const ABOUT: WireAbout =
-        WireAbout { url: String::new(), path: String::new(), is_listed: true, is_public: true, mtime: 0 };
+    const ABOUT: WireAbout = WireAbout {
+        url: String::new(),
+        path: String::new(),
+        is_listed: true,
+        attributes: WireAttributes { is_public: true, mtime: 4 },
+    };
 
     #[test]
     fn sender_that_does_not_wait_notices_a_full_connection() {

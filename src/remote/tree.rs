@@ -1,29 +1,29 @@
 //! The files at a URL.
 
-use super::client::{FetchClient, FileAttributes, FoundSource};
-use super::location;
-use super::protocol::WireAbout;
+use super::client::FetchClient;
+use super::protocol::{WireAbout, WireAttributes};
+use super::{location, lock_mutex};
 use crate::source::{
-    DirListing, Error, FIRST_TREE, ListedEntry, ListedKind, Location, RemoteFailure, Source, SourceStat, SourceTree,
-    SparseParts,
+    DirListing, Error, FIRST_TREE, FetchFailure, ListedEntry, ListedKind, Location, RemoteFailure, Source, SourceStat,
+    SourceTree,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, UNIX_EPOCH};
+use std::sync::{Arc, Mutex};
 
 impl FetchClient {
     /// The files at a URL, pinned to their current version: if a file changes later, reading it is an error.
     pub fn resolve(&self, url: &str) -> Result<Location, Error> {
-        let FoundSource { number, about, entries } = self.find(url)?;
+        let (number, about, files) = self.find(url)?;
         let path = about.path.clone();
-        Ok(Location::in_tree(Arc::new(RemoteTree::new(self.clone(), number, about, entries)), &path))
+        let (client, name) = (self.clone(), tree_name(&about.url));
+        let (tried, device) = (Mutex::default(), next_device());
+        Ok(Location::in_tree(Arc::new(RemoteTree { client, number, about, name, files, tried, device }), &path))
     }
 }
 
-/// A tree of a [`FetchClient`].
 struct RemoteTree {
     client: FetchClient,
     number: u32,
@@ -44,12 +44,6 @@ fn next_device() -> u64 {
 }
 
 impl RemoteTree {
-    fn new(client: FetchClient, number: u32, about: WireAbout, entries: Vec<(String, u64)>) -> Self {
-        let files = entries.into_iter().collect();
-        let name = tree_name(&about.url);
-        Self { client, number, about, name, files, tried: Mutex::default(), device: next_device() }
-    }
-
     /// The entries of a directory, sorted: name, kind, and size in bytes.
     fn entries(&self, dir: &str) -> impl Iterator<Item = (&str, ListedKind, u64)> {
         let prefix = if dir.is_empty() { String::new() } else { format!("{dir}/") };
@@ -72,24 +66,16 @@ impl RemoteTree {
         })
     }
 
-    fn tried(&self) -> MutexGuard<'_, HashMap<String, Option<Arc<dyn Source>>>> {
-        self.tried.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn open_now(&self, path: &str) -> Result<Arc<dyn Source>, Error> {
         // The names of shards come from indexes. weightfs-fetch ends the connection if a path is not allowed.
-        location::check_path(path).map_err(|error| {
-            let name = self.url_of(path).into();
-            Error::Remote { name, reason: error.to_string(), failure: RemoteFailure::Lasting }
-        })?;
-        let parts = |attributes| SparseParts { id: (self.device, number_of(path)), stat: stat(attributes) };
-        self.client.open(self.number, path, &self.url_of(path), parts)
+        location::check_path(path).map_err(|error| FetchFailure::lasting(error.to_string()).of(&self.url_of(path)))?;
+        self.client.open(self.number, path, &self.url_of(path), (self.device, number_of(path)))
     }
 
     /// Opens a file that is not listed, to find out whether it exists. If that fails for a reason that may pass, the
     /// file may exist, and opening it again gives the reason.
     fn can_open(&self, path: &str) -> bool {
-        if let Some(tried) = self.tried().get(path) {
+        if let Some(tried) = lock_mutex(&self.tried).get(path) {
             return tried.is_some();
         }
         let tried = match self.open_now(path) {
@@ -101,7 +87,7 @@ impl RemoteTree {
             Err(_) => return true,
         };
         let exists = tried.is_some();
-        self.tried().insert(path.to_owned(), tried);
+        lock_mutex(&self.tried).insert(path.to_owned(), tried);
         exists
     }
 
@@ -128,14 +114,6 @@ fn number_of(path: &str) -> u64 {
     path.bytes().fold(0xcbf2_9ce4_8422_2325, add)
 }
 
-/// The attributes of a file. It belongs to the user who reads it.
-fn stat(attributes: FileAttributes) -> SourceStat {
-    let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
-    let mtime = u64::try_from(attributes.mtime).ok().and_then(|at| UNIX_EPOCH.checked_add(Duration::from_secs(at)));
-    let mode = if attributes.is_public { 0o444 } else { 0o400 };
-    SourceStat { uid, gid, mode, mtime: mtime.unwrap_or(UNIX_EPOCH), ctime: (0, 0) }
-}
-
 impl fmt::Debug for RemoteTree {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "RemoteTree({}, {} files)", self.about.url, self.files.len())
@@ -152,7 +130,7 @@ impl SourceTree for RemoteTree {
     }
 
     fn open(&self, path: &str) -> Result<Arc<dyn Source>, Error> {
-        let tried = self.tried().get(path).cloned().flatten();
+        let tried = lock_mutex(&self.tried).get(path).cloned().flatten();
         tried.map_or_else(|| self.open_now(path), Ok)
     }
 
@@ -164,8 +142,8 @@ impl SourceTree for RemoteTree {
 
     fn list(&self, path: &str) -> Result<DirListing, Error> {
         if !self.about.is_listed {
-            let reason = "the server does not list files; name a file or the index of a sharded model".into();
-            return Err(Error::Remote { name: self.url_of(path).into(), reason, failure: RemoteFailure::Lasting });
+            let reason = "the server does not list files; name a file or the index of a sharded model";
+            return Err(FetchFailure::lasting(reason).of(&self.url_of(path)));
         }
         let entry = |(name, kind, len): (&str, ListedKind, u64)| ListedEntry {
             name: name.into(),
@@ -188,8 +166,8 @@ impl SourceTree for RemoteTree {
 
     fn stat(&self) -> SourceStat {
         // Without a listing, there is no directory that could be private: only its files are.
-        let is_public = self.about.is_public || !self.about.is_listed;
-        let file = stat(FileAttributes { is_public, mtime: self.about.mtime });
+        let is_public = self.about.attributes.is_public || !self.about.is_listed;
+        let file = WireAttributes { is_public, ..self.about.attributes }.stat();
         // Everyone who may read a directory may search it.
         SourceStat { mode: file.mode | file.mode >> 2, ..file }
     }

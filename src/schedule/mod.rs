@@ -1,16 +1,17 @@
 //! The scheduler: parks operations that have to wait, and continues them on few threads. Does not depend on FUSE.
 //!
 //! A parked job holds no thread. Jobs that wait for a device continue on threads of that device's lane. Computations
-//! continue on as many threads as there are cores, at a lower priority. `plan` decides which job is next.
+//! continue on a few threads for each core, at a lower priority. `plan` decides which job is next.
 
 mod plan;
 
 use crate::content::{ReadRequest, WaitFor};
 use crate::threads::{self, HelperThreads};
-use plan::{ComputationTicket, PlannedTask, SchedulePlan, StartedJob};
+use plan::{PlannedTask, SchedulePlan, StartedJob};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,10 +22,12 @@ pub trait ScheduledJob: Send + Sync {
     fn run(&self, request: &ReadRequest) -> Option<WaitFor>;
 
     /// Whether nobody waits for the result any more.
-    fn is_cancelled(&self) -> bool;
+    fn is_cancelled(&self) -> bool {
+        false
+    }
 
     /// Ends the operation without a result, unless it has ended. May be called while it runs.
-    fn cancel(&self);
+    fn cancel(&self) {}
 }
 
 type Shared = Arc<dyn ScheduledJob>;
@@ -60,34 +63,28 @@ struct SchedulerInner {
     state: Mutex<SchedulerState>,
     /// Notified when a thread without a job gets one, by kind of thread.
     ready: [Condvar; 2],
-    /// Notified when a computation is resumed.
-    resumed: Condvar,
-    /// Notified when there are jobs to check.
     parked: Condvar,
+    closed: AtomicBool,
 }
 
 struct SchedulerState {
     plan: SchedulePlan<Shared>,
-    /// By kind of thread.
     pools: [ThreadPool; 2],
-    /// Whether the thread that checks parked jobs is running.
     checks: bool,
-    closed: bool,
 }
 
-/// Threads of one kind.
 #[derive(Default)]
 struct ThreadPool {
     ready: VecDeque<StartedJob<Shared>>,
     threads: usize,
     idle: usize,
-    /// How many threads were needed and could not be started, since the thread that checks parked jobs has tried again.
+    /// Number of threads that were needed and could not be started, since the thread that checks parked jobs has tried
+    /// again.
     missing: usize,
     /// Whether it was logged that a thread could not be started.
     warned: bool,
 }
 
-/// The kinds of threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ThreadKind {
     /// Waits for devices.
@@ -100,14 +97,10 @@ impl Scheduler {
     pub fn new(cores: usize, memory: Option<u64>) -> Self {
         let room = memory.map_or(u64::MAX, |memory| memory / MEMORY_SHARE / MEMORY_EACH);
         let started_max = usize::try_from(room).unwrap_or(usize::MAX).min(4 * cores.max(1));
-        let state = SchedulerState {
-            plan: SchedulePlan::new(cores, started_max),
-            pools: Default::default(),
-            checks: false,
-            closed: false,
-        };
-        let (ready, resumed, parked) = Default::default();
-        Self(Arc::new(SchedulerInner { state: Mutex::new(state), ready, resumed, parked }))
+        let plan = SchedulePlan::new(cores, started_max);
+        let state = Mutex::new(SchedulerState { plan, pools: Default::default(), checks: false });
+        let (ready, parked, closed) = Default::default();
+        Self(Arc::new(SchedulerInner { state, ready, parked, closed }))
     }
 
     /// Parks a job until it can continue. If no thread can be started, the job runs on this thread.
@@ -118,11 +111,11 @@ impl Scheduler {
 
 impl Drop for Scheduler {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.closed = true;
-        state.plan.flag_all();
+        // The lock is taken so that no thread is about to wait without having seen this.
+        let state = self.0.lock();
+        self.0.closed.store(true, Ordering::Relaxed);
         drop(state);
-        self.0.ready.iter().chain([&self.0.resumed, &self.0.parked]).for_each(Condvar::notify_all);
+        self.0.ready.iter().chain([&self.0.parked]).for_each(Condvar::notify_all);
     }
 }
 
@@ -137,9 +130,13 @@ impl SchedulerInner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
     fn park(self: &Arc<Self>, task: PlannedTask<Shared>) {
         let mut state = self.lock();
-        if state.closed {
+        if self.is_closed() {
             return;
         }
         state.plan.add(task);
@@ -154,24 +151,20 @@ impl SchedulerInner {
 
     /// Gives every job that can continue to a thread.
     fn dispatch(self: &Arc<Self>, mut guard: MutexGuard<SchedulerState>) {
-        let state = &mut *guard;
-        if state.closed {
+        if self.is_closed() {
             return;
         }
-        while let Some(start) = state.plan.next_read() {
-            state.pools[ThreadKind::Reading as usize].ready.push_back(start);
-            self.wake_or_spawn(ThreadKind::Reading, &mut state.pools[ThreadKind::Reading as usize]);
+        let SchedulerState { plan, pools, checks } = &mut *guard;
+        while let Some(start) = plan.next_read().or_else(|| plan.next_computation(Instant::now())) {
+            let kind = if start.clock.is_some() { ThreadKind::Computing } else { ThreadKind::Reading };
+            pools[kind as usize].ready.push_back(start);
+            self.wake_or_spawn(kind, &mut pools[kind as usize]);
         }
-        while let Some(start) = state.plan.next_computation(Instant::now()) {
-            state.pools[ThreadKind::Computing as usize].ready.push_back(start);
-            self.wake_or_spawn(ThreadKind::Computing, &mut state.pools[ThreadKind::Computing as usize]);
-        }
-        self.resumed.notify_all();
-        if LOWERED.get() && state.checks {
+        if LOWERED.get() && *checks {
             return;
         }
         // If no thread could be started, this thread runs the jobs.
-        let pools = state.pools.iter_mut().filter(|pool| pool.threads == 0);
+        let pools = pools.iter_mut().filter(|pool| pool.threads == 0);
         let alone: Vec<StartedJob<Shared>> = pools.flat_map(|pool| pool.ready.drain(..)).collect();
         drop(guard);
         alone.into_iter().for_each(|start| self.perform(start));
@@ -214,7 +207,7 @@ impl SchedulerInner {
                 state = self.lock();
                 continue;
             }
-            if state.closed {
+            if self.is_closed() {
                 break;
             }
             state.pools[kind as usize].idle += 1;
@@ -231,13 +224,17 @@ impl SchedulerInner {
 
     /// Continues a job, and then those that waited for its result.
     fn perform(self: &Arc<Self>, start: StartedJob<Shared>) {
-        let StartedJob { number, task: PlannedTask { job, wait, turns }, ticket } = start;
+        let StartedJob { number, task: PlannedTask { job, wait, turns }, clock } = start;
         let request = if turns < TURNS_MAX { ReadRequest::only(wait) } else { ReadRequest::WAIT };
-        let next = match &ticket {
-            Some(ticket) => {
-                let is_cancelled = || self.checkpoint(number, wait, ticket, &job);
+        let next = match &clock {
+            Some(clock) => {
                 let helpers = Arc::new(CountedHelpers { inner: self.clone(), number });
-                threads::with_helpers(helpers, || job.run(&request.cancelled_by(&is_cancelled)))
+                threads::with_helpers(helpers, || {
+                    job.run(&request.cancelled_by(&|| {
+                        clock.check();
+                        self.is_abandoned(&job, wait)
+                    }))
+                })
             }
             None => job.run(&request.cancelled_by(&|| job.is_cancelled())),
         };
@@ -255,41 +252,21 @@ impl SchedulerInner {
         }
     }
 
-    /// Called by a computation whenever it checks its request. Pauses while other computations go first. Returns
-    /// whether the computation should end because nobody waits for the result any more.
-    fn checkpoint(self: &Arc<Self>, number: u64, wait: WaitFor, ticket: &ComputationTicket, job: &Shared) -> bool {
-        let is_flagged = ticket.check();
-        if !is_flagged && !job.is_cancelled() {
-            return false;
-        }
-        let is_cancelled = |state: &SchedulerState| job.is_cancelled() && !state.plan.is_followed(wait);
-        let mut state = self.lock();
-        if is_flagged && let Some(pause) = state.plan.pause(number) {
-            self.dispatch(state);
-            state = self.lock();
-            while !state.plan.is_resumed(number, pause) {
-                if state.closed || is_cancelled(&state) {
-                    state.plan.leave_pause(number);
-                    break;
-                }
-                let waited = self.resumed.wait_timeout(state, CHECK_EVERY);
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            }
-            ticket.check();
-        }
-        state.closed || is_cancelled(&state)
+    /// Whether a computation should end because nobody waits for its result any more.
+    fn is_abandoned(&self, job: &Shared, wait: WaitFor) -> bool {
+        self.is_closed() || job.is_cancelled() && !self.lock().plan.is_followed(wait)
     }
 
-    /// Removes cancelled jobs and finds stalled computations, for as long as the scheduler exists.
+    /// Removes cancelled jobs, and starts those for which a stalled computation makes room, until the scheduler is
+    /// dropped.
     fn check(self: &Arc<Self>) {
         let mut state = self.lock();
-        while !state.closed {
+        while !self.is_closed() {
             if state.plan.is_empty() {
                 state = self.parked.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
             let cancelled = state.plan.remove_cancelled(|job| job.is_cancelled());
-            state.plan.find_stalled(Instant::now());
             for kind in [ThreadKind::Reading, ThreadKind::Computing] {
                 let pool = &mut state.pools[kind as usize];
                 let missing = std::mem::take(&mut pool.missing).min(pool.ready.len());
@@ -312,7 +289,7 @@ struct CountedHelpers {
 
 impl HelperThreads for CountedHelpers {
     fn acquire(&self) -> bool {
-        self.inner.lock().plan.acquire(self.number)
+        self.inner.lock().plan.acquire(self.number, Instant::now())
     }
 
     fn release(&self) {
@@ -412,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn short_computations_run_while_long_ones_pause() {
+    fn short_computations_run_while_long_ones_do() {
         let scheduler = Scheduler::new(2, None);
         let long: Vec<_> = (0..140)
             .map(|item| park(&scheduler, computation(1 << 40, item), hold(computation(1 << 40, item))))
@@ -449,7 +426,7 @@ mod tests {
                     // The first two fail, but not before there are followers.
                     std::thread::sleep(Duration::from_millis(20));
                     if leads.fetch_add(1, Ordering::SeqCst) < 2 {
-                        return Err(Error::TimedOut);
+                        return Err(Error::NoMemory);
                     }
                     made.store(true, Ordering::SeqCst);
                     Ok(())

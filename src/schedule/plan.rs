@@ -1,14 +1,16 @@
-//! The order of parked jobs: which one continues next, and which computation pauses for it. Starts no threads.
+//! The order of parked jobs: which one continues next. Starts no threads.
 //!
 //! Jobs that wait for a device are in the lane of that device. A lane runs a limited number of jobs, so a device that
-//! hangs holds only its own lane. Computations share the cores: the class with the lowest expected cost goes first, and
-//! a computation of a higher class pauses for it. Every [`OLDEST_EVERY`]th turn goes to the computation that has waited
-//! longest, so that none starves. Of the jobs with the same key, one continues and the others follow it.
+//! hangs holds only its own lane. Computations are in classes by their expected cost. The computations of a class may
+//! use the cores as if there were none of higher classes, so that short ones do not wait for long ones: both run, and
+//! the operating system divides the cores between them. Of those that may start, the lowest class goes first. Every
+//! [`OLDEST_EVERY`]th turn goes to the computation that has waited longest, so that none starves. Of the jobs with the
+//! same key, one continues and the others follow it.
 
 use crate::content::{self, ResultId, WaitFor, WaitResource};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// The first class costs at most this many bytes, and each following class eight times as many.
@@ -20,14 +22,10 @@ const CLASSES: u8 = 8;
 /// One in this many turns goes to the computation that has waited longest.
 const OLDEST_EVERY: u64 = 4;
 
-/// Minimum time that a computation runs after it got its turn because it had waited longest.
-const SLICE: Duration = Duration::from_millis(100);
-
 /// A computation that has not checked its request for this time counts as stalled: it probably waits for its device, so
 /// its core is free for others.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
-/// A job and what it waits for.
 #[derive(Debug)]
 pub(super) struct PlannedTask<J> {
     pub job: J,
@@ -43,91 +41,72 @@ pub(super) struct StartedJob<J> {
     pub number: u64,
     pub task: PlannedTask<J>,
     /// `None` unless the job computes.
-    pub ticket: Option<Arc<ComputationTicket>>,
+    pub clock: Option<Arc<ComputationClock>>,
 }
 
-/// The state that a running computation shares with the plan. The computation uses it whenever it checks its request.
+/// When a running computation last checked its request.
 #[derive(Debug)]
-pub(super) struct ComputationTicket {
-    /// When the plan was made.
-    since: Instant,
-    /// Whether the computation must call [`SchedulePlan::pause`]: it has to pause, or it counts as stalled.
-    flagged: AtomicBool,
-    /// When it last checked its request, in milliseconds since the plan was made.
+pub(super) struct ComputationClock {
+    started: Instant,
+    /// In milliseconds since the start.
     checked: AtomicU64,
 }
 
-impl ComputationTicket {
-    /// Registers that the computation checks its request. Returns whether it must call [`SchedulePlan::pause`].
-    pub fn check(&self) -> bool {
-        self.checked.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
-        self.flagged.load(Ordering::Relaxed)
+impl ComputationClock {
+    pub fn check(&self) {
+        self.checked.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    fn is_stalled(&self, now: Instant) -> bool {
+        let checked = self.started + Duration::from_millis(self.checked.load(Ordering::Relaxed));
+        now.saturating_duration_since(checked) > STALLED_AFTER
     }
 }
 
 /// All jobs that wait or run. `J` is a cheap handle of a job.
 #[derive(Debug)]
 pub(super) struct SchedulePlan<J> {
-    /// Number of threads that compute at a time.
+    /// Number of threads that compute at a time for a class and those below it.
     cores: usize,
-    /// Maximum number of computations that have started and not ended.
+    /// Maximum number of computations that have started and not ended. Those that have stalled are not counted.
     started_max: usize,
-    since: Instant,
-    /// The number of the next job or pause.
+    /// The number of the next job.
     next: u64,
     /// For each key that a job waits or runs for, the jobs that follow it.
     followers: HashMap<ResultId, Vec<PlannedTask<J>>>,
-    lanes: HashMap<u64, ScheduleLane<J>>,
+    /// Jobs that wait for each device, with their numbers.
+    lanes: HashMap<u64, VecDeque<(u64, PlannedTask<J>)>>,
+    /// Jobs that read from a device, by number, with its device.
+    reading: HashMap<u64, (u64, J)>,
     /// Computations that have not started, by class and number.
     waiting: BTreeMap<(u8, u64), PlannedTask<J>>,
     /// Computations that have started, by number.
-    started: BTreeMap<u64, StartedLane<J>>,
+    started: BTreeMap<u64, StartedComputation<J>>,
     /// Number of turns that the computations have had.
     turns: u64,
 }
 
 #[derive(Debug)]
-struct ScheduleLane<J> {
-    waiting: VecDeque<(u64, PlannedTask<J>)>,
-    running: HashMap<u64, J>,
-}
-
-#[derive(Debug)]
-struct StartedLane<J> {
+struct StartedComputation<J> {
     job: J,
     class: u8,
     device: Option<u64>,
-    ticket: Arc<ComputationTicket>,
-    /// Threads that compute, and threads that pause.
-    active: usize,
-    asleep: usize,
-    /// The number of its pause, if it has to pause or is paused. Jobs and pauses share one sequence of numbers, so a
-    /// lower number means a longer wait.
-    paused: Option<u64>,
-    stalled: bool,
-    /// It does not pause before this time.
-    until: Instant,
-    /// Number of times that it was resumed.
-    resumed: u64,
-}
-
-/// The next turn of the computations.
-enum ComputationTurn {
-    Start((u8, u64)),
-    Resume(u64),
+    clock: Arc<ComputationClock>,
+    threads: usize,
 }
 
 impl<J: Clone> SchedulePlan<J> {
     pub fn new(cores: usize, started_max: usize) -> Self {
         let started_max = started_max.max(2);
         let cores = cores.clamp(1, started_max / 2);
-        let (followers, lanes, waiting, started) = Default::default();
-        Self { cores, started_max, since: Instant::now(), next: 0, followers, lanes, waiting, started, turns: 0 }
+        let (followers, lanes, reading, waiting, started) = Default::default();
+        Self { cores, started_max, next: 0, followers, lanes, reading, waiting, started, turns: 0 }
     }
 
     /// Whether nothing waits or runs.
     pub fn is_empty(&self) -> bool {
-        self.lanes.is_empty() && self.waiting.is_empty() && self.started.is_empty()
+        let is_reading = !self.reading.is_empty() || !self.lanes.values().all(VecDeque::is_empty);
+        !is_reading && self.waiting.is_empty() && self.started.is_empty()
     }
 
     /// Parks a job.
@@ -138,97 +117,67 @@ impl<J: Clone> SchedulePlan<J> {
             }
             self.followers.insert(key, Vec::new());
         }
-        let number = self.number();
+        self.next += 1;
         match task.wait.need {
-            WaitResource::Device(device) => {
-                let lane = self.lanes.entry(device);
-                let lane = lane.or_insert_with(|| ScheduleLane { waiting: VecDeque::new(), running: HashMap::new() });
-                lane.waiting.push_back((number, task));
-            }
-            WaitResource::Cores { bytes, .. } => drop(self.waiting.insert((class(bytes), number), task)),
+            WaitResource::Device(device) => self.lanes.entry(device).or_default().push_back((self.next, task)),
+            WaitResource::Cores { bytes, .. } => drop(self.waiting.insert((class_of(bytes), self.next), task)),
         }
     }
 
     /// The next job that waits for a device, if its lane has room.
     pub fn next_read(&mut self) -> Option<StartedJob<J>> {
-        let has_room = |device: &u64, lane: &ScheduleLane<J>| {
-            !lane.waiting.is_empty() && lane.running.len() < content::running_max(*device)
-        };
-        let lane = self.lanes.iter_mut().find_map(|(device, lane)| has_room(device, lane).then_some(lane))?;
-        let (number, task) = lane.waiting.pop_front()?;
-        lane.running.insert(number, task.job.clone());
-        Some(StartedJob { number, task, ticket: None })
+        let mut devices = self.lanes.iter().filter(|(_, lane)| !lane.is_empty()).map(|(device, _)| *device);
+        let device = devices.find(|device| self.running(*device) < content::running_max(*device))?;
+        let (number, task) = self.lanes.get_mut(&device)?.pop_front()?;
+        self.reading.insert(number, (device, task.job.clone()));
+        Some(StartedJob { number, task, clock: None })
     }
 
-    /// The next computation to start. Also resumes paused computations whose turn comes before it. If no core is free,
-    /// requests that a computation of a higher class pause.
+    /// Number of jobs that read from a device.
+    fn running(&self, device: u64) -> usize {
+        self.reading.values().filter(|(other, _)| *other == device).count()
+    }
+
+    /// The next computation, if one may start.
     pub fn next_computation(&mut self, now: Instant) -> Option<StartedJob<J>> {
-        while self.busy() < self.cores {
-            let oldest = (self.turns + 1).is_multiple_of(OLDEST_EVERY);
-            let turn = if oldest { self.oldest() } else { self.shortest().map(|(_, turn)| turn) }?;
-            self.turns += 1;
-            let until = if oldest { now + SLICE } else { now };
-            match turn {
-                ComputationTurn::Start(place) => {
-                    let task = self.waiting.remove(&place)?;
-                    return Some(self.start(place, task, now, until));
-                }
-                ComputationTurn::Resume(number) => {
-                    let started = self.started.get_mut(&number)?;
-                    started.ticket.flagged.store(started.stalled, Ordering::Relaxed);
-                    (started.paused, started.until) = (None, until);
-                    started.active += std::mem::take(&mut started.asleep);
-                    started.resumed += 1;
-                }
-            }
-        }
-        self.request_pause(now);
-        None
+        let is_turn_of_oldest = (self.turns + 1).is_multiple_of(OLDEST_EVERY);
+        let mut places = (0..CLASSES).filter_map(|class| self.startable(class, now));
+        let place = if is_turn_of_oldest { places.min_by_key(|place| place.1) } else { places.next() }?;
+        let task = self.waiting.remove(&place)?;
+        let WaitResource::Cores { device, .. } = task.wait.need else { return None };
+        self.turns += 1;
+        let (class, number) = place;
+        let clock = Arc::new(ComputationClock { started: now, checked: AtomicU64::new(0) });
+        let started = StartedComputation { job: task.job.clone(), class, device, clock: clock.clone(), threads: 1 };
+        self.started.insert(number, started);
+        Some(StartedJob { number, task, clock: Some(clock) })
     }
 
-    fn start(
-        &mut self,
-        (class, number): (u8, u64),
-        task: PlannedTask<J>,
-        now: Instant,
-        until: Instant,
-    ) -> StartedJob<J> {
-        let device = match task.wait.need {
-            WaitResource::Cores { device, .. } => device,
-            WaitResource::Device(_) => None,
-        };
-        let ticket = Arc::new(ComputationTicket {
-            since: self.since,
-            flagged: AtomicBool::new(false),
-            checked: AtomicU64::new(self.clock(now)),
-        });
-        let started = StartedLane {
-            job: task.job.clone(),
-            class,
-            device,
-            ticket: ticket.clone(),
-            active: 1,
-            asleep: 0,
-            paused: None,
-            stalled: false,
-            until,
-            resumed: 0,
-        };
-        self.started.insert(number, started);
-        StartedJob { number, task, ticket: Some(ticket) }
+    /// The place of the first computation of a class that may start now. The last place of all is reserved for the
+    /// first class.
+    fn startable(&self, class: u8, now: Instant) -> Option<(u8, u64)> {
+        let (mut count, mut threads) = (usize::from(class > 0), 0);
+        for running in self.started.values().filter(|started| !started.clock.is_stalled(now)) {
+            count += 1;
+            threads += if running.class <= class { running.threads } else { 0 };
+        }
+        if threads >= self.cores || count >= self.started_max {
+            return None;
+        }
+        let mut waiting = self.waiting.range((class, 0)..=(class, u64::MAX));
+        waiting.find(|(_, task)| !self.hangs(task.wait.need, now)).map(|(place, _)| *place)
+    }
+
+    /// Whether a computation that has stalled reads from the same device.
+    fn hangs(&self, need: WaitResource, now: Instant) -> bool {
+        let WaitResource::Cores { device: Some(device), .. } = need else { return false };
+        self.started.values().any(|started| started.device == Some(device) && started.clock.is_stalled(now))
     }
 
     /// Removes a job that has run. Returns those that waited for its result; they are no longer parked.
     pub fn end(&mut self, number: u64, wait: WaitFor) -> Vec<PlannedTask<J>> {
         match wait.need {
-            WaitResource::Device(device) => {
-                if let Some(lane) = self.lanes.get_mut(&device) {
-                    lane.running.remove(&number);
-                    if lane.running.is_empty() && lane.waiting.is_empty() {
-                        self.lanes.remove(&device);
-                    }
-                }
-            }
+            WaitResource::Device(_) => drop(self.reading.remove(&number)),
             WaitResource::Cores { .. } => drop(self.started.remove(&number)),
         }
         wait.key.and_then(|key| self.followers.remove(&key)).unwrap_or_default()
@@ -239,68 +188,19 @@ impl<J: Clone> SchedulePlan<J> {
         wait.key.and_then(|key| self.followers.get(&key)).is_some_and(|followers| !followers.is_empty())
     }
 
-    /// Milliseconds since the plan was made.
-    fn clock(&self, now: Instant) -> u64 {
-        now.saturating_duration_since(self.since).as_millis() as u64
-    }
-
-    /// Registers that a thread of a computation pauses. `None` if it need not pause. Otherwise the thread sleeps until
-    /// [`Self::is_resumed`] returns true for the returned number.
-    pub fn pause(&mut self, number: u64) -> Option<u64> {
-        let started = self.started.get_mut(&number)?;
-        started.stalled = false;
-        started.ticket.flagged.store(started.paused.is_some(), Ordering::Relaxed);
-        started.paused?;
-        started.active -= 1;
-        started.asleep += 1;
-        Some(started.resumed)
-    }
-
-    /// Whether a computation was resumed after the pause `pause`.
-    pub fn is_resumed(&self, number: u64, pause: u64) -> bool {
-        self.started.get(&number).is_none_or(|started| started.resumed != pause)
-    }
-
-    /// Registers that a thread no longer pauses, although its computation was not resumed.
-    pub fn leave_pause(&mut self, number: u64) {
-        if let Some(started) = self.started.get_mut(&number) {
-            started.asleep -= 1;
-            started.active += 1;
-        }
-    }
-
     /// Lets a computation use one more thread, if a core is free and no other computation can use it.
-    pub fn acquire(&mut self, number: u64) -> bool {
-        let is_free = self.busy() < self.cores && self.shortest().is_none();
-        match self.started.get_mut(&number).filter(|started| is_free && started.paused.is_none()) {
-            Some(started) => {
-                started.active += 1;
-                true
-            }
-            None => false,
-        }
+    pub fn acquire(&mut self, number: u64, now: Instant) -> bool {
+        let running = self.started.values().filter(|started| !started.clock.is_stalled(now));
+        let is_free = running.map(|started| started.threads).sum::<usize>() < self.cores
+            && (0..CLASSES).all(|class| self.startable(class, now).is_none());
+        let started = self.started.get_mut(&number).filter(|_| is_free);
+        started.map(|started| started.threads += 1).is_some()
     }
 
     /// Registers that a thread of [`Self::acquire`] has ended.
     pub fn release(&mut self, number: u64) {
         if let Some(started) = self.started.get_mut(&number) {
-            started.active -= 1;
-        }
-    }
-
-    /// Makes all computations call [`Self::pause`].
-    pub fn flag_all(&self) {
-        self.started.values().for_each(|started| started.ticket.flagged.store(true, Ordering::Relaxed));
-    }
-
-    /// Looks for computations that have stalled.
-    pub fn find_stalled(&mut self, now: Instant) {
-        let late = self.clock(now).saturating_sub(STALLED_AFTER.as_millis() as u64);
-        for started in self.started.values_mut().filter(|started| started.active > 0 && !started.stalled) {
-            if started.ticket.checked.load(Ordering::Relaxed) < late {
-                started.stalled = true;
-                started.ticket.flagged.store(true, Ordering::Relaxed);
-            }
+            started.threads -= 1;
         }
     }
 
@@ -312,101 +212,44 @@ impl<J: Clone> SchedulePlan<J> {
             cancelled.extend(parted.map(|task| task.job));
         }
         let followers = &mut self.followers;
-        // The first follower takes the place of the job that it followed.
-        let mut keep = |task: &mut PlannedTask<J>| {
-            if !is_cancelled(&task.job) {
-                return true;
-            }
-            cancelled.push(task.job.clone());
-            let Some(key) = task.wait.key else { return false };
-            match followers.get_mut(&key).filter(|followers| !followers.is_empty()) {
-                Some(followers) => {
-                    *task = followers.remove(0);
-                    true
-                }
-                None => {
-                    followers.remove(&key);
-                    false
-                }
-            }
-        };
-        self.waiting.retain(|_, task| keep(task));
-        self.lanes.values_mut().for_each(|lane| lane.waiting.retain_mut(|(_, task)| keep(task)));
-        self.lanes.retain(|_, lane| !lane.waiting.is_empty() || !lane.running.is_empty());
-        let reading = self.lanes.values().flat_map(|lane| lane.running.values());
+        self.waiting.retain(|_, task| keep_or_replace(task, followers, &is_cancelled, &mut cancelled));
+        for lane in self.lanes.values_mut() {
+            lane.retain_mut(|(_, task)| keep_or_replace(task, followers, &is_cancelled, &mut cancelled));
+        }
+        self.lanes.retain(|_, lane| !lane.is_empty());
+        let reading = self.reading.values().map(|(_, job)| job);
         let running = reading.chain(self.started.values().map(|started| &started.job));
         cancelled.extend(running.filter(|job| is_cancelled(job)).cloned());
         cancelled
     }
+}
 
-    fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
+/// Whether a job waits on. If it is cancelled, its first follower takes its place.
+fn keep_or_replace<J: Clone>(
+    task: &mut PlannedTask<J>,
+    followers: &mut HashMap<ResultId, Vec<PlannedTask<J>>>,
+    is_cancelled: &impl Fn(&J) -> bool,
+    cancelled: &mut Vec<J>,
+) -> bool {
+    if !is_cancelled(&task.job) {
+        return true;
     }
-
-    /// Number of threads that compute.
-    fn busy(&self) -> usize {
-        self.started.values().filter(|started| !started.stalled).map(|started| started.active).sum()
-    }
-
-    /// Whether a computation may start now. The last place is reserved for the first class.
-    fn may_start(&self, class: u8, task: &PlannedTask<J>) -> bool {
-        let count = self.started.values().filter(|started| !started.stalled).count();
-        let WaitResource::Cores { device, .. } = task.wait.need else { return false };
-        let hangs = |started: &StartedLane<J>| started.stalled && device.is_some() && started.device == device;
-        count + usize::from(class > 0) < self.started_max && !self.started.values().any(hangs)
-    }
-
-    /// The computation of the lowest class, and its class. One that has started goes before the others of its class.
-    fn shortest(&self) -> Option<(u8, ComputationTurn)> {
-        let paused = self.started.iter().filter(|(_, started)| started.paused.is_some());
-        let paused = paused.map(|(number, started)| (started.class, *number)).min();
-        let mut waiting = self.waiting.iter().filter(|(place, task)| self.may_start(place.0, task));
-        let waiting = waiting.next().map(|(place, _)| *place);
-        match (paused, waiting) {
-            (Some((class, number)), waiting) if waiting.is_none_or(|waiting| class <= waiting.0) => {
-                Some((class, ComputationTurn::Resume(number)))
-            }
-            (_, waiting) => waiting.map(|place| (place.0, ComputationTurn::Start(place))),
+    cancelled.push(task.job.clone());
+    let Some(key) = task.wait.key else { return false };
+    match followers.get_mut(&key) {
+        Some(followers) if !followers.is_empty() => {
+            *task = followers.remove(0);
+            true
         }
-    }
-
-    /// The computation that has waited longest.
-    fn oldest(&self) -> Option<ComputationTurn> {
-        let paused = self.started.iter().filter_map(|(number, started)| Some((started.paused?, *number))).min();
-        let first = |class| {
-            let mut waiting = self.waiting.range((class, 0)..=(class, u64::MAX));
-            waiting.find(|(_, task)| self.may_start(class, task)).map(|(place, _)| *place)
-        };
-        let waiting = (0..CLASSES).filter_map(first).min_by_key(|place| place.1);
-        match (paused, waiting) {
-            (Some((pause, number)), waiting) if waiting.is_none_or(|waiting| pause < waiting.1) => {
-                Some(ComputationTurn::Resume(number))
-            }
-            (_, waiting) => waiting.map(ComputationTurn::Start),
-        }
-    }
-
-    /// Requests that the computation of the highest class pause, if one of a lower class waits. One computation at a
-    /// time is being paused.
-    fn request_pause(&mut self, now: Instant) {
-        let pauses = |started: &StartedLane<J>| started.paused.is_some() && started.active > 0 && !started.stalled;
-        if self.started.values().any(pauses) {
-            return;
-        }
-        let Some((class, _)) = self.shortest() else { return };
-        let pause = self.number();
-        let running = self.started.values_mut().filter(|started| started.paused.is_none() && !started.stalled);
-        let may_pause = running.filter(|started| started.class > class && started.until <= now);
-        if let Some(started) = may_pause.max_by_key(|started| started.class) {
-            started.paused = Some(pause);
-            started.ticket.flagged.store(true, Ordering::Relaxed);
+        _ => {
+            followers.remove(&key);
+            false
         }
     }
 }
 
 /// The class of a computation that reads that many bytes.
-fn class(bytes: u64) -> u8 {
+fn class_of(bytes: u64) -> u8 {
     (0..CLASSES - 1).find(|class| bytes <= FIRST_CLASS << (3 * class)).unwrap_or(CLASSES - 1)
 }
 
@@ -448,7 +291,7 @@ mod tests {
         }
         // The fourth turn goes to the one that has waited longest.
         assert_eq!(run_all(&mut plan), [2, 4, 6, 1, 3, 5]);
-        assert_eq!([0, 1 << 20, (1 << 20) + 1, 8 << 20, 1 << 40, u64::MAX].map(class), [0, 0, 1, 1, 7, 7]);
+        assert_eq!([0, 1 << 20, (1 << 20) + 1, 8 << 20, 1 << 40, u64::MAX].map(class_of), [0, 0, 1, 1, 7, 7]);
     }
 
     #[test]
@@ -469,29 +312,27 @@ mod tests {
     }
 
     #[test]
-    fn long_computation_pauses_for_short_ones_and_is_resumed() {
-        let mut plan = SchedulePlan::new(1, 8);
-        add(&mut plan, 0, computation(1 << 40, 0));
-        let long = plan.next_computation(NOW()).unwrap();
-        let ticket = long.ticket.unwrap();
-        // Another one of the same class waits.
-        add(&mut plan, 1, computation(1 << 41, 1));
-        assert!(plan.next_computation(NOW()).is_none() && !ticket.flagged.load(Ordering::Relaxed));
-        add(&mut plan, 2, computation(4, 2));
-        assert!(plan.next_computation(NOW()).is_none() && ticket.flagged.load(Ordering::Relaxed));
-        let pause = plan.pause(long.number).unwrap();
-        assert!(!plan.is_resumed(long.number, pause));
-        let short = plan.next_computation(NOW()).unwrap();
-        assert_eq!(short.task.job, 2);
-        plan.end(short.number, short.task.wait);
+    fn short_computation_starts_while_long_ones_use_all_cores() {
+        let mut plan = SchedulePlan::new(2, 8);
+        (0..4).for_each(|job| add(&mut plan, job, computation(1 << 40, job)));
+        let long: Vec<_> = std::iter::from_fn(|| plan.next_computation(NOW())).collect();
+        assert_eq!(long.len(), 2, "the others are of the same class");
+        add(&mut plan, 4, computation(4, 4));
+        add(&mut plan, 5, computation(300 << 20, 5));
+        let mut others = std::iter::from_fn(|| plan.next_computation(NOW())).collect::<Vec<_>>();
+        others.sort_by_key(|start| start.task.job);
+        assert_eq!(others.iter().map(|start| start.task.job).collect::<Vec<_>>(), [4, 5]);
+        // A computation of a higher class may use the cores that those of lower classes do not use.
+        others
+            .into_iter()
+            .chain(long.into_iter().take(1))
+            .for_each(|start| _ = plan.end(start.number, start.task.wait));
+        assert!([2, 3].contains(&plan.next_computation(NOW()).unwrap().task.job));
         assert!(plan.next_computation(NOW()).is_none());
-        assert!(plan.is_resumed(long.number, pause) && plan.pause(long.number).is_none());
-        plan.end(long.number, long.task.wait);
-        assert_eq!(run_all(&mut plan), [1]);
     }
 
     #[test]
-    fn computation_that_waited_longest_gets_a_slice() {
+    fn computation_that_waited_longest_is_started_while_short_ones_wait() {
         let mut plan = SchedulePlan::new(1, 8);
         for job in 0..3 {
             add(&mut plan, job, computation(1, job));
@@ -501,16 +342,10 @@ mod tests {
             let start = plan.next_computation(NOW()).unwrap();
             plan.end(start.number, start.task.wait);
         });
-        let long = plan.next_computation(NOW()).unwrap();
-        assert_eq!(long.task.job, 9);
         add(&mut plan, 4, computation(1, 4));
-        let is_flagged = || long.ticket.as_ref().unwrap().flagged.load(Ordering::Relaxed);
-        assert!(plan.next_computation(long_ago(&plan)).is_none() && !is_flagged());
-        assert!(plan.next_computation(NOW() + SLICE).is_none() && is_flagged());
-    }
-
-    fn long_ago(plan: &SchedulePlan<u32>) -> Instant {
-        plan.since
+        assert_eq!(plan.next_computation(NOW()).unwrap().task.job, 9);
+        // The short one does not wait for it.
+        assert_eq!(plan.next_computation(NOW()).unwrap().task.job, 4);
     }
 
     #[test]
@@ -550,15 +385,19 @@ mod tests {
         add(&mut plan, 2, elsewhere);
         let hung = plan.next_computation(NOW()).unwrap();
         assert!(plan.next_computation(NOW()).is_none());
-        plan.find_stalled(NOW() + 2 * STALLED_AFTER);
-        let other = plan.next_computation(NOW()).unwrap();
+        let later = NOW() + 2 * STALLED_AFTER;
+        let other = plan.next_computation(later).unwrap();
         assert_eq!(other.task.job, 2);
         plan.end(other.number, other.task.wait);
-        assert!(plan.next_computation(NOW()).is_none());
-        // It checks its request again.
-        assert!(hung.ticket.unwrap().flagged.load(Ordering::Relaxed) && plan.pause(hung.number).is_none());
+        assert!(plan.next_computation(later).is_none());
+        // It checks its request again, and uses the core.
+        add(&mut plan, 3, elsewhere);
+        std::thread::sleep(Duration::from_millis(5));
+        let late = NOW() + STALLED_AFTER - Duration::from_millis(2);
+        hung.clock.unwrap().check();
+        assert!(plan.next_computation(late).is_none());
         plan.end(hung.number, hung.task.wait);
-        assert_eq!(run_all(&mut plan), [1]);
+        assert_eq!(run_all(&mut plan), [1, 3]);
     }
 
     #[test]
@@ -585,10 +424,10 @@ mod tests {
         add(&mut plan, 0, computation(1 << 40, 0));
         let long = plan.next_computation(NOW()).unwrap();
         // A single computation gets all cores.
-        assert_eq!((0..9).filter(|_| plan.acquire(long.number)).count(), 3);
+        assert_eq!((0..9).filter(|_| plan.acquire(long.number, NOW())).count(), 3);
         plan.release(long.number);
         add(&mut plan, 1, computation(1 << 40, 1));
-        assert!(!plan.acquire(long.number), "another computation waits");
+        assert!(!plan.acquire(long.number, NOW()), "another computation waits");
         assert_eq!(plan.next_computation(NOW()).unwrap().task.job, 1);
         // However many classes there are, the number of started computations is bounded.
         let mut plan = SchedulePlan::new(4, 8);
@@ -599,14 +438,8 @@ mod tests {
                 started += 1;
                 assert!(start.task.job < 1000);
             }
-            let flagged: Vec<u64> = plan
-                .started
-                .iter()
-                .filter(|(_, one)| one.paused.is_some() && one.active > 0)
-                .map(|one| *one.0)
-                .collect();
-            flagged.into_iter().for_each(|number| assert!(plan.pause(number).is_some()));
-            assert!(plan.started.len() <= 8 && plan.busy() <= 4);
+            let threads = |class| plan.started.values().filter(|one| one.class == class).map(|one| one.threads).sum();
+            assert!(plan.started.len() <= 8 && (0..CLASSES).map(threads).all(|threads: usize| threads <= 4));
         }
         assert!(started >= 4);
     }

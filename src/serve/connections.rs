@@ -14,7 +14,6 @@ const STALLED: Duration = Duration::from_secs(30);
 /// The time limit for running transfers after the server was asked to stop.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// The open connections.
 #[derive(Debug, Default)]
 pub(super) struct OpenConnections {
     open: Mutex<Vec<Arc<ServedConnection>>>,
@@ -50,7 +49,6 @@ impl ServedConnection {
         self.started.elapsed().saturating_sub(Duration::from_millis(self.active.load(Ordering::Relaxed)))
     }
 
-    /// Waits until the connection is to be closed.
     pub async fn closed(&self) {
         self.close.notified().await;
     }
@@ -104,7 +102,6 @@ impl OpenConnections {
         self.ended.notify_one();
     }
 
-    /// Waits until a connection has ended, at most `time`.
     pub async fn wait(&self, time: Duration) {
         let _ = tokio::time::timeout(time, self.ended.notified()).await;
     }

@@ -17,6 +17,7 @@ pub use peer::PeerTables;
 
 use crate::fs::Superblock;
 use connections::{BusyGuard, OpenConnections, ServedConnection};
+use futures_util::future::{Either, select};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -26,10 +27,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
+use work::SiteWork;
 
 /// After this time without a request, or without the end of its headers, a connection is closed.
 const IDLE: Duration = Duration::from_secs(60);
@@ -40,7 +41,6 @@ const RETRY: Duration = Duration::from_millis(100);
 /// Maximum size of the headers of a request, in bytes.
 const HEADERS_MAX: usize = 64 << 10;
 
-/// Asks a server to stop.
 #[derive(Debug, Clone, Default)]
 pub struct ServerStop(Arc<Notify>);
 
@@ -74,7 +74,9 @@ pub fn run_server(
         .build()?;
     let done = runtime.block_on(async {
         let listener = TcpListener::from_std(listener)?;
-        let site = Arc::new(FileSite::new(superblock, name, version, access, local.port(), memory));
+        let work = Arc::new(SiteWork::new(superblock, memory));
+        let (name, version, port) = (name.into(), version.to_owned(), local.port());
+        let site = Arc::new(FileSite { work, name, version, access, port, looking_up: Default::default() });
         let connections = Arc::new(OpenConnections::default());
         let accepting = tokio::spawn(accept(listener, site, connections.clone()));
         stop.0.notified().await;
@@ -112,13 +114,14 @@ async fn accept(listener: TcpListener, site: Arc<FileSite>, connections: Arc<Ope
     }
 }
 
-/// Serves one connection until it ends.
 async fn serve_http(stream: TcpStream, peer: SocketAddr, site: Arc<FileSite>, connection: &Arc<ServedConnection>) {
     let Ok(local) = stream.local_addr() else { return };
     // Only responses would be slower without it.
     let _ = stream.set_nodelay(true);
-    let asking = site.clone();
-    let is_own = tokio::task::spawn_blocking(move || asking.access().is_own(peer, local)).await.unwrap_or(false);
+    let is_own = {
+        let (_one_at_a_time, asking) = (site.looking_up.lock().await, site.clone());
+        tokio::task::spawn_blocking(move || asking.access.is_own(peer, local)).await.unwrap_or(false)
+    };
     let service = service_fn(|request| {
         let busy = BusyGuard::new(connection.clone());
         let site = site.clone();
@@ -127,18 +130,11 @@ async fn serve_http(stream: TcpStream, peer: SocketAddr, site: Arc<FileSite>, co
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(IDLE).max_buf_size(HEADERS_MAX);
     let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let mut close = pin!(connection.closed());
-    let mut is_closing = false;
-    std::future::poll_fn(|context| {
-        if !is_closing && close.as_mut().poll(context).is_ready() {
-            is_closing = true;
-            if connection.ends_at_once() {
-                return Poll::Ready(());
-            }
-            served.as_mut().graceful_shutdown();
-        }
-        // Errors are those of the client, or were logged where they occurred.
-        served.as_mut().poll(context).map(|_| ())
-    })
-    .await;
+    // Errors are those of the client, or were logged where they occurred.
+    if let Either::Right(_) = select(served.as_mut(), pin!(connection.closed())).await
+        && !connection.ends_at_once()
+    {
+        served.as_mut().graceful_shutdown();
+        let _ = served.await;
+    }
 }

@@ -46,8 +46,7 @@ impl PeerTables {
     }
 }
 
-/// The user of the socket in a line of a table, if it is that of the connection and open.
-/// Source: `get_tcp4_sock` in net/ipv4/tcp_ipv4.c.
+/// The user of an open socket in a line of a table, if it has these ends. Source: `get_tcp4_sock`, net/ipv4/tcp_ipv4.c.
 fn owner(line: &str, ends: &[String; 2]) -> Option<u32> {
     let (_, socket) = line.split_once(": ")?;
     if !ends.iter().any(|ends| socket.starts_with(ends)) {

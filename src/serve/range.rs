@@ -1,4 +1,4 @@
-//! Which bytes of a file a request asks for: conditions and ranges of RFC 9110.
+//! The bytes of a file that a request asks for: conditions and ranges of RFC 9110.
 
 use httpdate::parse_http_date;
 use hyper::header::{
@@ -7,7 +7,6 @@ use hyper::header::{
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
-/// The identity of a version of a file.
 #[derive(Debug, Clone)]
 pub(super) struct FileValidators {
     /// A strong entity tag in quotes, if there is one.
@@ -16,10 +15,8 @@ pub(super) struct FileValidators {
     pub modified: SystemTime,
 }
 
-/// The answer to a request for a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SelectedAnswer {
-    /// The whole file.
     Whole,
     /// This part of it, which is not empty.
     Part(Range<u64>),
@@ -82,23 +79,22 @@ impl FileValidators {
 /// The part of a file of `len` bytes that a Range header asks for. A server may ignore the header: this is done if it
 /// is not valid, and if it asks for several ranges.
 fn part(header: &str, len: u64) -> SelectedAnswer {
-    let number = |text: &str| -> Option<u64> {
-        let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        // A number that is too large is past the end of every file.
-        is_number.then(|| text.parse().unwrap_or(u64::MAX))
-    };
-    let Some((unit, spec)) = header.split_once('=') else { return SelectedAnswer::Whole };
-    let Some((first, last)) = spec.trim().split_once('-') else { return SelectedAnswer::Whole };
-    if !unit.trim().eq_ignore_ascii_case("bytes") {
-        return SelectedAnswer::Whole;
-    }
-    let range = match (number(first), number(last)) {
+    let parsed = header.split_once('=').and_then(|(unit, spec)| Some((unit.trim(), spec.trim().split_once('-')?)));
+    let Some((unit, (first, last))) = parsed else { return SelectedAnswer::Whole };
+    let range = match (range_number(first), range_number(last)) {
+        _ if !unit.eq_ignore_ascii_case("bytes") => return SelectedAnswer::Whole,
         (Some(first), Some(last)) if first <= last => first..last.saturating_add(1).min(len),
         (Some(first), None) if last.is_empty() => first..len,
         (None, Some(count)) if first.is_empty() => len - count.min(len)..len,
         _ => return SelectedAnswer::Whole,
     };
     if range.is_empty() { SelectedAnswer::OutOfRange } else { SelectedAnswer::Part(range) }
+}
+
+/// A number that is too large is past the end of every file.
+fn range_number(text: &str) -> Option<u64> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

@@ -3,10 +3,10 @@
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use std::borrow::Cow;
 
-/// What is encoded in a component of a path or in a value of a query: all but the unreserved characters of RFC 3986.
+/// The characters that are encoded in a component of a path or in a value of a query: all but the unreserved ones of
+/// RFC 3986.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// A component of a path, or a value of a query.
 pub(super) fn encode_url(text: &[u8]) -> String {
     percent_encode(text, RESERVED).to_string()
 }
@@ -19,12 +19,12 @@ pub(super) fn components(path: &str) -> Option<(Vec<Vec<u8>>, bool)> {
         return Some((Vec::new(), true));
     }
     let (path, is_dir) = path.strip_suffix('/').map_or((path, false), |path| (path, true));
-    let component = |part: &str| {
-        let name: Vec<u8> = percent_decode_str(part).collect();
-        let is_name = !matches!(&name[..], b"" | b"." | b"..") && !name.iter().any(|byte| matches!(byte, b'/' | 0));
-        is_name.then_some(name)
-    };
-    Some((path.split('/').map(component).collect::<Option<_>>()?, is_dir))
+    let names: Vec<Vec<u8>> = path.split('/').map(|part| percent_decode_str(part).collect()).collect();
+    names.iter().all(|name| is_file_name(name)).then_some((names, is_dir))
+}
+
+fn is_file_name(name: &[u8]) -> bool {
+    !matches!(name, b"" | b"." | b"..") && !name.iter().any(|byte| matches!(byte, b'/' | 0))
 }
 
 /// A part of a query, decoded as forms encode it.
@@ -32,7 +32,6 @@ fn decode_url(text: &str) -> String {
     percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned()
 }
 
-/// The parameters of a query, decoded.
 pub(super) fn parameters(query: &str) -> impl Iterator<Item = (String, String)> {
     query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -40,13 +39,11 @@ pub(super) fn parameters(query: &str) -> impl Iterator<Item = (String, String)> 
     })
 }
 
-/// The first value of a parameter.
 pub(super) fn parameter(query: &str, name: &str) -> Option<String> {
     parameters(query).find(|(key, _)| key == name).map(|(_, value)| value)
 }
 
-/// A query without the parameter `name`, with the others as they are and the question mark before it; empty if nothing
-/// is left.
+/// A query without the parameter `name`, with a question mark before it; empty if nothing is left.
 pub(super) fn without<'q>(query: &'q str, name: &str) -> Cow<'q, str> {
     let is_kept = |pair: &&str| !pair.is_empty() && decode_url(pair.split('=').next().unwrap_or_default()) != name;
     let kept: Vec<&str> = query.split('&').filter(is_kept).collect();
@@ -63,7 +60,7 @@ mod tests {
         assert_eq!(parse("/"), Some((Vec::new(), true)));
         assert_eq!(parse("/a/b%20c/"), Some((b"a|b c".to_vec(), true)));
         assert_eq!(parse("/%ff%25"), Some((b"\xff%".to_vec(), false)));
-        // What is not encoded is taken as it is.
+        // Characters that are not encoded are taken as they are.
         assert_eq!(parse("/%zz%2"), Some((b"%zz%2".to_vec(), false)));
         for path in ["", "a", "//", "/a//b", "/.", "/../a", "/%2e%2e/a", "/a%2fb", "/a%00", "/a/./b"] {
             assert_eq!(parse(path), None, "{path}");

@@ -14,9 +14,7 @@ pub(super) struct SiteWork {
     scheduler: Scheduler,
 }
 
-/// An operation of the server on the file system.
 pub(super) trait SiteOperation: Send + Sync + 'static {
-    /// The result.
     type Output: Send + 'static;
 
     /// Runs the operation, again if it had to wait.
@@ -63,8 +61,7 @@ impl SiteWork {
         &self.superblock
     }
 
-    /// Starts an operation on a thread that may wait for local files. Returns its result; dropping that cancels the
-    /// operation.
+    /// Starts an operation on a thread that may wait for local files. Dropping the result cancels it.
     pub fn start<O: SiteOperation>(
         self: &Arc<Self>,
         operation: O,

@@ -1,13 +1,15 @@
 //! Bytes that a source returns.
 
 use super::error::Error;
-use super::filled::FilledBytes;
-use super::map::MappedBytes;
+use super::filled::OpenFetched;
+use super::map::{FileMap, OpenFile};
+use super::pins::PinnedBlocks;
 use rustix::buffer::spare_capacity;
 use rustix::io::{Errno, pread};
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::ops::{Deref, Range};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 /// Bytes, with a reference to what keeps them in memory.
@@ -15,11 +17,7 @@ use std::sync::Arc;
 pub enum Bytes {
     /// A part of a file map. Pass the slice to a system call and never read it directly, see [`super::Source::bytes`].
     Mapped(MappedBytes),
-    /// A part of the map of a file that another process fills. The same applies.
-    Filled(FilledBytes),
-    /// A part of a shared buffer.
     Shared(Arc<[u8]>, Range<usize>),
-    /// A buffer that is not shared.
     Owned(Vec<u8>),
 }
 
@@ -48,7 +46,6 @@ impl Bytes {
     pub fn verify(&self, unreadable: bool) -> Result<(), Error> {
         match self {
             Self::Mapped(mapped) => mapped.verify(unreadable),
-            Self::Filled(filled) => filled.verify(unreadable),
             Self::Shared(..) | Self::Owned(_) => Ok(()),
         }
     }
@@ -60,9 +57,71 @@ impl Deref for Bytes {
     fn deref(&self) -> &[u8] {
         match self {
             Self::Mapped(mapped) => mapped,
-            Self::Filled(filled) => filled,
             Self::Shared(bytes, range) => bytes.get(range.clone()).unwrap_or_default(),
             Self::Owned(bytes) => bytes,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct MappedBytes {
+    keeper: MapKeeper,
+    range: Range<usize>,
+}
+
+#[derive(Debug)]
+pub(super) enum MapKeeper {
+    /// A file of this machine, which is mapped.
+    File(Arc<OpenFile>),
+    /// A file that is filled. Its blocks are not evicted as long as they are pinned.
+    Filled { open: Arc<OpenFetched>, map: Arc<FileMap>, _pinned: PinnedBlocks },
+}
+
+impl MappedBytes {
+    /// `range` must be inside the map.
+    pub(super) fn new(keeper: MapKeeper, range: Range<usize>) -> Self {
+        Self { keeper, range }
+    }
+
+    fn map(&self) -> Option<&FileMap> {
+        match &self.keeper {
+            MapKeeper::File(open) => open.map.as_deref(),
+            MapKeeper::Filled { map, .. } => Some(map),
+        }
+    }
+
+    /// See [`Bytes::verify`]. EFAULT does not give the cause; reading the same bytes gives its errno.
+    fn verify(&self, unreadable: bool) -> Result<(), Error> {
+        let range = self.range.start as u64..self.range.end as u64;
+        let eio = nix::errno::Errno::EIO;
+        match &self.keeper {
+            MapKeeper::File(open) if !unreadable => open.verify(range),
+            MapKeeper::File(open) => {
+                open.read_runs_at(&mut vec![0; self.range.len()], self.range.len().max(1), range.start, 0)?;
+                Err(open.version.io(eio.into()))
+            }
+            // Nobody changes blocks that are present.
+            MapKeeper::Filled { .. } if !unreadable => Ok(()),
+            MapKeeper::Filled { open, .. } => {
+                let read = open.file.read_exact_at(&mut vec![0; self.range.len()], range.start);
+                Err(Error::io(&open.name, read.err().unwrap_or_else(|| eio.into())))
+            }
+        }
+    }
+}
+
+impl Deref for MappedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.map().map_or(&[], |map| map.get(self.range.clone()))
+    }
+}
+
+impl Drop for MappedBytes {
+    fn drop(&mut self) {
+        if let Some(map) = self.map() {
+            map.count_served(&self.range);
         }
     }
 }

@@ -5,55 +5,23 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Why bytes cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The range lies past the current end of the file.
     #[error("{}: truncated from {opened} to {now} bytes since it was opened; bytes {}..{} are gone", path.display(), range.start, range.end)]
-    Cut {
-        /// The file.
-        path: PathBuf,
-        /// Its size in bytes when it was opened.
-        opened: u64,
-        /// Its size in bytes now.
-        now: u64,
-        /// The requested range.
-        range: Range<u64>,
-    },
-    /// The file was written to after it was opened.
+    Cut { path: PathBuf, opened: u64, now: u64, range: Range<u64> },
     #[error("{}: written to since it was opened; mount it again", path.display())]
-    Changed {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file was closed to make room for others, and its path now leads to another file or to none.
+    Changed { path: PathBuf },
+    /// The path now leads to another file or to none.
     #[error("{}: removed or replaced after it was closed to stay below the limit of open files; mount it again", path.display())]
-    Replaced {
-        /// The file.
-        path: PathBuf,
-    },
+    Replaced { path: PathBuf },
     /// The permissions of the file allow reading it, but the sandbox does not.
     #[error("{}: not one of the files that were mounted, and the sandbox allows no others; mount it again", path.display())]
-    Outside {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The range is not inside the source.
+    Outside { path: PathBuf },
     #[error("bytes {}..{} of a source of {len} bytes", range.start, range.end)]
-    OutOfRange {
-        /// The requested range.
-        range: Range<u64>,
-        /// Size of the source in bytes.
-        len: u64,
-    },
-    /// Not a regular file: a directory, a pipe, a device.
+    OutOfRange { range: Range<u64>, len: u64 },
+    /// `kind` has an article: "a directory".
     #[error("{}: {kind}, not a regular file", path.display())]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-        /// The kind of the file at the path, with its article: "a directory".
-        kind: &'static str,
-    },
+    NotAFile { path: PathBuf, kind: &'static str },
     /// A file that is not on this machine cannot be read.
     #[error("{}: {reason}", name.display())]
     Remote {
@@ -61,23 +29,16 @@ pub enum Error {
         name: PathBuf,
         /// The reason, with the numbers, and a remedy where there is one.
         reason: String,
-        /// The prospects of another attempt.
         failure: RemoteFailure,
     },
-    /// An error of the operating system.
     #[error("{}: {}", path.display(), strerror(error))]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        error: io::Error,
-    },
+    Io { path: PathBuf, error: io::Error },
 }
 
 /// The prospects of another attempt after a file that is not on this machine could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RemoteFailure {
-    /// The file has changed: the version that was opened is gone.
+    /// The version that was opened is gone.
     Changed,
     /// The network or the server failed; another attempt may succeed.
     Transient,
@@ -93,24 +54,20 @@ pub enum RemoteFailure {
 /// it to the one that reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetchFailure {
-    /// The prospects of another attempt.
     pub failure: RemoteFailure,
     /// The reason, with the numbers, and a remedy where there is one.
     pub reason: String,
 }
 
 impl FetchFailure {
-    /// Another attempt may succeed.
     pub fn transient(reason: impl Into<String>) -> Self {
         Self { failure: RemoteFailure::Transient, reason: reason.into() }
     }
 
-    /// Another attempt fails too.
     pub fn lasting(reason: impl Into<String>) -> Self {
         Self { failure: RemoteFailure::Lasting, reason: reason.into() }
     }
 
-    /// The error for the file called `name`.
     pub fn of(self, name: &str) -> Error {
         Error::Remote { name: name.into(), reason: self.reason, failure: self.failure }
     }
@@ -124,11 +81,14 @@ pub enum ErrorCause {
     Version,
     /// The system is out of descriptors or memory.
     Shortage,
-    /// The file cannot be read.
     Io,
 }
 
 impl Error {
+    pub(super) fn io(path: &Path, error: io::Error) -> Self {
+        Self::Io { path: path.to_owned(), error }
+    }
+
     /// The file that failed, and the cause. `None` for [`Error::OutOfRange`].
     pub fn fault(&self) -> Option<(&Path, ErrorCause)> {
         match self {
@@ -139,7 +99,11 @@ impl Error {
             | Self::NotAFile { path, .. } => Some((path, ErrorCause::Version)),
             Self::Remote { name, failure: RemoteFailure::Changed, .. } => Some((name, ErrorCause::Version)),
             Self::Remote { name, .. } => Some((name, ErrorCause::Io)),
-            Self::Io { path, error } if is_shortage(error) => Some((path, ErrorCause::Shortage)),
+            Self::Io { path, error }
+                if is_out_of_descriptors(error) || error.raw_os_error() == Some(nix::libc::ENOMEM) =>
+            {
+                Some((path, ErrorCause::Shortage))
+            }
             Self::Io { path, .. } => Some((path, ErrorCause::Io)),
             Self::OutOfRange { .. } => None,
         }
@@ -158,11 +122,6 @@ impl Error {
             _ => false,
         }
     }
-}
-
-/// Whether the system is out of descriptors or memory.
-fn is_shortage(error: &io::Error) -> bool {
-    is_out_of_descriptors(error) || error.raw_os_error() == Some(nix::libc::ENOMEM)
 }
 
 /// Whether a file can be opened after another one is closed.

@@ -1,20 +1,19 @@
 //! A local file as a source.
 
-use super::map::end_of_runs;
-use super::map::{MappedBytes, OpenFile};
+use super::bytes::{MapKeeper, MappedBytes};
+use super::info::indices;
+use super::map::OpenFile;
 use super::pool::{FilePool, FileSlot};
-use super::version::{FileId, FileVersion};
-use super::{Bytes, DiskBlock, Error, Source, SourceStat, indices};
-use fiemap::{Fiemap, FiemapExtent, FiemapExtentFlags, FiemapFlags};
+use super::version::FileVersion;
+use super::{Bytes, DiskBlock, Error, Source, SourceInfo};
+use fiemap::{Fiemap, FiemapExtentFlags, FiemapFlags};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-/// The open files of this process. There is one pool, because the file descriptor limit applies to the process.
-static POOL: FilePool<OpenFile> = FilePool::new(DEFAULT_LIMIT);
-
-/// Half of the usual file descriptor limit, 1024.
-const DEFAULT_LIMIT: usize = 512;
+/// The open files of this process, at most half of the usual file descriptor limit. There is one pool, because the
+/// limit applies to the process.
+static POOL: FilePool<OpenFile> = FilePool::new(512);
 
 /// Bytes up to this number are copied, and not sent from the map: a page fault, and releasing its pages later, takes
 /// longer than a copy.
@@ -25,33 +24,25 @@ pub fn limit_open_files(limit: usize) {
     POOL.set_limit(limit);
 }
 
-/// A regular file, memory-mapped where that is possible.
-///
-/// The number of open files is limited. Closed files are opened again on demand, and must then be the same file.
+/// A regular file, memory-mapped where that is possible. The number of open files is limited. Closed files are opened
+/// again on demand, and must then be the same file.
 #[derive(Debug)]
 pub struct MappedFile {
-    /// Absolute, so that the file can be opened again.
-    path: PathBuf,
     version: Arc<FileVersion>,
-    stat: SourceStat,
     slot: Arc<FileSlot<OpenFile>>,
     pool: &'static FilePool<OpenFile>,
 }
 
 impl MappedFile {
-    /// Opens and maps the file at `path`; symlinks are followed.
     pub fn open(path: &Path) -> Result<Self, Error> {
         Self::open_in(path, &POOL)
     }
 
     fn open_in(path: &Path, pool: &'static FilePool<OpenFile>) -> Result<Self, Error> {
-        let io = |error| Error::Io { path: path.to_owned(), error };
-        let absolute = std::path::absolute(path).map_err(io)?;
+        let absolute = std::path::absolute(path).map_err(|error| Error::io(path, error))?;
         let slot = Arc::default();
-        let first = || Ok(Arc::new(OpenFile::open(&absolute, path, None, pool)?));
-        let open = pool.get(&slot, first)?;
-        let stat = SourceStat::of(&open.file).map_err(io)?;
-        Ok(Self { path: absolute, version: open.version.clone(), stat, slot, pool })
+        let open = pool.get(&slot, || OpenFile::open(&absolute, path, None))?;
+        Ok(Self { version: open.version.clone(), slot, pool })
     }
 
     /// The open file. Fails if it had to be opened again and is not the same file.
@@ -59,54 +50,44 @@ impl MappedFile {
         self.pool.get(&self.slot, || self.open_again())
     }
 
-    fn open_again(&self) -> Result<Arc<OpenFile>, Error> {
+    fn open_again(&self) -> Result<OpenFile, Error> {
         use nix::libc::{ELOOP, ENOENT, ENOTDIR};
-        let FileVersion { target, path, .. } = &*self.version;
-        let replaced = || Error::Replaced { path: path.clone() };
-        match OpenFile::open(target, path, Some(&self.version), self.pool) {
-            Ok(open) => Ok(Arc::new(open)),
-            Err(Error::NotAFile { .. } | Error::Outside { .. }) => Err(replaced()),
-            Err(Error::Io { error, .. }) if matches!(error.raw_os_error(), Some(ENOENT | ENOTDIR | ELOOP)) => {
-                Err(replaced())
+        let FileVersion { name, info, .. } = &*self.version;
+        let path = info.path.as_deref().unwrap_or(name);
+        OpenFile::open(path, name, Some(&self.version)).map_err(|error| match &error {
+            Error::NotAFile { .. } | Error::Outside { .. } => Error::Replaced { path: name.clone() },
+            Error::Io { error: io, .. } if matches!(io.raw_os_error(), Some(ENOENT | ENOTDIR | ELOOP)) => {
+                Error::Replaced { path: name.clone() }
             }
-            Err(error) => Err(error),
-        }
+            _ => error,
+        })
     }
 }
 
 impl Source for MappedFile {
-    fn len(&self) -> u64 {
-        self.version.len
+    fn info(&self) -> &SourceInfo {
+        &self.version.info
     }
 
     fn bytes(&self, range: Range<u64>) -> Result<Bytes, Error> {
-        let indices = indices(&range, self.len())?;
+        let indices = indices(&range, self.version.info.len)?;
         let open = self.get()?;
-        let copy = |mut bytes: Vec<u8>| {
-            bytes.resize(indices.len(), 0);
-            open.read_exact_at(&mut bytes, range.start)?;
-            Ok(Bytes::Owned(bytes))
-        };
-        let Some(map) = &open.map else { return copy(Vec::new()) };
+        let mapped = open.map.as_ref().map(|map| map.len());
         let mut bytes = Vec::new();
         // Without memory for a copy, the map still serves the reader.
-        if indices.len() <= COPIED_MAX && bytes.try_reserve_exact(indices.len()).is_ok() {
-            return copy(bytes);
+        if mapped.is_none() || indices.len() <= COPIED_MAX && bytes.try_reserve_exact(indices.len()).is_ok() {
+            bytes.resize(indices.len(), 0);
+            open.read_runs_at(&mut bytes, indices.len().max(1), range.start, 0)?;
+            return Ok(Bytes::Owned(bytes));
         }
         open.verify(range.clone())?;
-        if indices.end > map.len() {
-            return Err(Error::OutOfRange { range, len: map.len() as u64 });
+        match mapped {
+            Some(len) if indices.end <= len => Ok(Bytes::Mapped(MappedBytes::new(MapKeeper::File(open), indices))),
+            len => Err(Error::OutOfRange { range, len: len.unwrap_or(0) as u64 }),
         }
-        Ok(Bytes::Mapped(MappedBytes::new(open, indices)))
-    }
-
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
-        indices(&(offset..offset.saturating_add(buf.len() as u64)), self.len())?;
-        self.get()?.read_exact_at(buf, offset)
     }
 
     fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error> {
-        indices(&(offset..end_of_runs(buf, len, offset, step)), self.len())?;
         self.get()?.read_runs_at(buf, len, offset, step)
     }
 
@@ -119,33 +100,16 @@ impl Source for MappedFile {
         self.slot.open().is_none_or(|open| !open.is_in_memory(range))
     }
 
-    fn stat(&self) -> SourceStat {
-        self.stat
-    }
-
-    fn path(&self) -> Option<&Path> {
-        Some(&self.path)
-    }
-
-    fn id(&self) -> Option<FileId> {
-        Some(self.version.id)
-    }
-
     fn shared_blocks(&self) -> Vec<DiskBlock> {
         let Ok(open) = self.get() else { return Vec::new() };
-        let shared = |extent: &FiemapExtent| {
-            // Any other flag means that the extent is not on the disk yet, is encoded there, or has no location.
-            let rest = extent.fe_flags - (FiemapExtentFlags::LAST | FiemapExtentFlags::MERGED);
-            rest.bits() == FiemapExtentFlags::SHARED.bits()
-        };
+        // Any other flag means that the extent is not on the disk yet, is encoded there, or has no location.
+        let ignored = FiemapExtentFlags::LAST | FiemapExtentFlags::MERGED;
         // SYNC first writes dirty pages to the disk: until then the extents are those of the old bytes.
-        let extents = Fiemap::with_flags(&open.file, FiemapFlags::SYNC).map_while(Result::ok).filter(shared);
-        let block = |extent: FiemapExtent| DiskBlock {
-            start: extent.fe_logical,
-            len: extent.fe_length,
-            place: extent.fe_physical,
-        };
-        extents.map(block).collect()
+        Fiemap::with_flags(&open.file, FiemapFlags::SYNC)
+            .map_while(Result::ok)
+            .filter(|extent| (extent.fe_flags - ignored).bits() == FiemapExtentFlags::SHARED.bits())
+            .map(|extent| DiskBlock { start: extent.fe_logical, len: extent.fe_length, place: extent.fe_physical })
+            .collect()
     }
 }
 
@@ -159,7 +123,7 @@ mod tests {
     fn truncated_file_is_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), [7; 10_000]).unwrap();
-        let source = MappedFile::open(file.path()).unwrap();
+        let source: &dyn Source = &MappedFile::open(file.path()).unwrap();
         assert!(source.bytes(0..10_000).is_ok() && source.verify().is_ok());
         file.as_file().set_len(5_000).unwrap();
         assert!(matches!(source.bytes(4_000..6_000), Err(Error::Cut { opened: 10_000, now: 5_000, .. })));
@@ -175,7 +139,7 @@ mod tests {
         const LEN: usize = COPIED_MAX + 1;
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), vec![7; LEN]).unwrap();
-        let source = MappedFile::open(file.path()).unwrap();
+        let source: &dyn Source = &MappedFile::open(file.path()).unwrap();
         fs::set_permissions(file.path(), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         let bytes = source.bytes(0..LEN as u64).unwrap();
         assert!(bytes.verify(false).is_ok());
@@ -221,7 +185,7 @@ mod tests {
                         let at = (round * 7 + thread * 5) % sources.len();
                         assert_eq!(&sources[at].bytes(0..5000).unwrap()[..], [at as u8; 5000]);
                         let mut buf = [99; 3];
-                        sources[at].read_exact_at(&mut buf, 1).unwrap();
+                        sources[at].read_runs_at(&mut buf, 3, 1, 0).unwrap();
                         assert_eq!(buf, [at as u8; 3]);
                     }
                 });

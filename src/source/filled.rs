@@ -1,93 +1,80 @@
-//! Parts of the map of a file that another process fills.
+//! Open files of another process: their data on this machine, and what is needed to have blocks filled.
 
-use super::error::Error;
-use super::map::{FileMap, ServedBytes};
-use super::pins::PinnedBlocks;
+use super::error::{Error, FetchFailure};
+use super::map::FileMap;
+use super::page_cache::PageCache;
+use super::pins::{self, PinnedReader};
+use super::pool::PooledFile;
+use std::fmt;
 use std::fs::File;
-use std::ops::{Deref, Range};
-use std::os::unix::fs::FileExt;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
-/// The data file, and its map.
+/// The process that fills a file.
+pub trait FillProcess: Send + Sync + fmt::Debug {
+    /// Waits until a range is present, or `is_cancelled` is true. Bytes of `within` after the range may be added too,
+    /// because they are likely to be read next. If `within` is empty, the range is needed at once and nothing after it.
+    fn fill(&self, range: Range<u64>, within: Range<u64>, is_cancelled: &dyn Fn() -> bool) -> Result<(), Error>;
+
+    /// Starts to add a range from its start on, until the result is dropped.
+    fn stream(&self, range: Range<u64>) -> Box<dyn Send>;
+
+    /// Reports the read of a range that contains a block at which read-ahead is to be extended.
+    fn touched(&self, range: Range<u64>, within: Range<u64>);
+
+    /// Reports that bytes were read.
+    fn served(&self, bytes: u64);
+}
+
+/// A file that another process has opened.
 #[derive(Debug)]
-pub(super) struct FillingMap {
+pub struct OpenFetched {
     /// For messages.
-    name: PathBuf,
-    pub file: File,
-    map: Option<FileMap>,
+    pub(super) name: PathBuf,
+    pub(super) file: File,
+    pub(super) filling: Option<FilledBlocks>,
+    cached: PageCache,
 }
 
-/// All data files, so that the pages of their maps are released together.
-static ALL: Mutex<Vec<Weak<FillingMap>>> = Mutex::new(Vec::new());
-
-/// Bytes served from maps since pages were last released, over all data files.
-static SERVED: ServedBytes = ServedBytes(AtomicU64::new(0));
-
-impl FillingMap {
-    /// Maps the file if possible. Messages call it `name`.
-    pub fn new(name: &str, len: u64, file: File) -> Arc<Self> {
-        let map = FileMap::new(&file, len, name.as_ref());
-        let filling = Arc::new(Self { name: name.into(), file, map });
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|other| other.strong_count() > 0);
-        all.push(Arc::downgrade(&filling));
-        filling
-    }
-
-    /// A part of the map. Returns the pins if the file is not mapped, or the map is shorter.
-    pub fn part(self: &Arc<Self>, range: Range<usize>, pinned: PinnedBlocks) -> Result<FilledBytes, PinnedBlocks> {
-        if self.map.as_ref().is_none_or(|map| range.end > map.len()) {
-            return Err(pinned);
-        }
-        Ok(FilledBytes { filling: self.clone(), range, _pinned: pinned })
-    }
-}
-
-/// Releases the pages of all maps.
-fn release_all() {
-    let all: Vec<_> = ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect();
-    all.iter().for_each(|filling| filling.map.iter().for_each(|map| map.release(&filling.name)));
-}
-
-/// A part of a map. Its blocks are not evicted as long as this exists.
+/// The blocks of a file that are present only while they are read.
 #[derive(Debug)]
-pub struct FilledBytes {
-    filling: Arc<FillingMap>,
-    range: Range<usize>,
-    _pinned: PinnedBlocks,
+pub(super) struct FilledBlocks {
+    pub reader: Arc<PinnedReader>,
+    pub fill: Box<dyn FillProcess>,
+    pub map: Option<Arc<FileMap>>,
 }
 
-impl FilledBytes {
-    /// See [`super::Bytes::verify`]. Nobody changes blocks that are present, so only the reason of a failure is found
-    /// out.
-    pub(super) fn verify(&self, unreadable: bool) -> Result<(), Error> {
-        if !unreadable {
-            return Ok(());
-        }
-        let FillingMap { name, file, .. } = &*self.filling;
-        let read = file.read_exact_at(&mut vec![0; self.range.len()], self.range.start as u64);
-        let error = read.err().unwrap_or_else(|| nix::errno::Errno::EIO.into());
-        Err(Error::Io { path: name.clone(), error })
+impl OpenFetched {
+    /// A file of which all bytes are present, and that nobody changes: one that is named by the hash of its content.
+    pub fn whole(name: &str, len: u64, data: OwnedFd) -> Result<Self, Error> {
+        let file = pins::data(data, len).map_err(|error| FetchFailure::lasting(error.to_string()).of(name))?;
+        Ok(Self { name: name.into(), file, filling: None, cached: PageCache::default() })
+    }
+
+    /// A file that is filled. `descriptors` are those of the data, of the map of present blocks, of the marks of
+    /// readers, and of the lock.
+    pub fn sparse(name: &str, len: u64, descriptors: Vec<OwnedFd>, fill: Box<dyn FillProcess>) -> Result<Self, Error> {
+        let Ok([data, present, marks, lock]) = <[OwnedFd; 4]>::try_from(descriptors) else {
+            return Err(FetchFailure::lasting("weightfs-fetch sent other descriptors than were asked for").of(name));
+        };
+        let whole = Self::whole(name, len, data)?;
+        let reader = PinnedReader::open(len, present, marks, lock)
+            .map_err(|error| FetchFailure::lasting(error.to_string()).of(name))?;
+        let map = FileMap::new(&whole.file, len, name.as_ref());
+        Ok(Self { filling: Some(FilledBlocks { reader, fill, map }), ..whole })
+    }
+
+    /// Whether the bytes of `range` can be read without waiting.
+    pub(super) fn is_in_memory(&self, range: &Range<u64>) -> bool {
+        self.filling.as_ref().is_none_or(|filling| filling.reader.pin(range.clone()).is_ok())
+            && self.cached.has(&self.file, range)
     }
 }
 
-impl Deref for FilledBytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        self.filling.map.as_ref().map_or(&[], |map| map.get(self.range.clone()))
-    }
-}
-
-impl Drop for FilledBytes {
-    fn drop(&mut self) {
-        if let Some(map) = &self.filling.map {
-            map.mark(&self.range);
-        }
-        if SERVED.add(self.range.len()) {
-            release_all();
-        }
+impl PooledFile for OpenFetched {
+    fn can_be_opened_again(&self) -> bool {
+        true
     }
 }

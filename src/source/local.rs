@@ -1,5 +1,6 @@
-//! Opens the file or lists the directory at a location.
+//! Opens the file or lists the directory at a location. Symlinks are followed.
 
+use super::map::open_file;
 use super::resolve::resolve_path;
 use super::{DirListing, Error, ListedEntry, ListedKind, Location, MappedFile, Source, SourceStat};
 use std::fs::{Metadata, OpenOptions};
@@ -9,7 +10,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Opens the file at a location; symlinks are followed.
 pub fn open_local(location: &Location) -> Result<Arc<dyn Source>, Error> {
     match location {
         Location::Local(path) => Ok(Arc::new(MappedFile::open(path)?)),
@@ -17,15 +17,13 @@ pub fn open_local(location: &Location) -> Result<Arc<dyn Source>, Error> {
     }
 }
 
-/// Starts to open a file that will be opened soon, if opening it takes time for which others need not wait. `head` is
-/// how many bytes at its start are likely to be read first, if that can be told.
+/// See [`super::SourceTree::announce`]. Local files are opened at once.
 pub fn announce(location: &Location, head: Option<u64>) {
     if let Location::Remote(remote) = location {
         remote.tree().announce(remote.path(), head);
     }
 }
 
-/// Whether a location is a directory; symlinks are followed.
 pub fn is_dir(location: &Location) -> bool {
     match location {
         Location::Local(path) => path.is_dir(),
@@ -41,7 +39,7 @@ pub fn exists(location: &Location) -> bool {
     }
 }
 
-/// Size in bytes of the regular file at a location, if there is one; symlinks are followed.
+/// Size in bytes of the regular file at a location, if there is one.
 pub fn len_at(location: &Location) -> Option<u64> {
     match location {
         Location::Local(path) => std::fs::metadata(path).ok().filter(Metadata::is_file).map(|found| found.len()),
@@ -49,7 +47,7 @@ pub fn len_at(location: &Location) -> Option<u64> {
     }
 }
 
-/// The device number of the file at a location; symlinks are followed. 0 if there is no file.
+/// 0 if there is no file.
 pub fn device_at(location: &Location) -> u64 {
     match location {
         Location::Local(path) => std::fs::metadata(path).map_or(0, |found| found.dev()),
@@ -61,23 +59,18 @@ pub fn device_at(location: &Location) -> u64 {
 /// Fails inside the directory that is off limits.
 pub fn modified_at(location: &Location) -> io::Result<Option<SystemTime>> {
     let Some(path) = location.path() else { return Ok(None) };
-    let resolved = resolve_path(path, None).transpose()?;
-    std::fs::metadata(resolved.as_deref().unwrap_or(path))?.modified().map(Some)
+    std::fs::metadata(resolve_path(path, None)?)?.modified().map(Some)
 }
 
-/// Owner, permissions and modification time of the file at a location, which must be readable; symlinks are followed.
+/// The file must be readable.
 pub fn stat_at(location: &Location) -> io::Result<SourceStat> {
-    let path = match location {
-        Location::Local(path) => path,
-        Location::Remote(remote) => return Ok(remote.tree().stat()),
-    };
-    let resolved = resolve_path(path, None).transpose()?;
-    let path = resolved.as_deref().unwrap_or(path);
-    // Without O_NONBLOCK, opening a named pipe would wait for a writer.
-    SourceStat::of(&OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?)
+    match location {
+        Location::Local(path) => SourceStat::of(&open_file(&resolve_path(path, None)?)?),
+        Location::Remote(remote) => Ok(remote.tree().stat()),
+    }
 }
 
-/// Owner, permissions and modification time of a directory, which need not be readable.
+/// The directory need not be readable.
 pub(super) fn directory_stat(path: &Path, metadata: &Metadata) -> SourceStat {
     let opened = OpenOptions::new().read(true).custom_flags(nix::libc::O_DIRECTORY).open(path);
     let stat = opened.ok().and_then(|opened| {
@@ -88,30 +81,27 @@ pub(super) fn directory_stat(path: &Path, metadata: &Metadata) -> SourceStat {
     stat.unwrap_or_else(|| SourceStat::new(metadata, xattr::get(path, super::stat::ACL)))
 }
 
-/// Lists the directory at a location.
 pub fn list_dir(location: &Location) -> Result<DirListing, Error> {
-    let path = match location {
-        Location::Local(path) => path,
-        Location::Remote(remote) => return remote.tree().list(remote.path()),
-    };
-    let io = |error| Error::Io { path: path.clone(), error };
-    let metadata = std::fs::metadata(path).map_err(io)?;
+    match location {
+        Location::Local(path) => list_local(path).map_err(|error| Error::io(path, error)),
+        Location::Remote(remote) => remote.tree().list(remote.path()),
+    }
+}
+
+fn list_local(path: &Path) -> io::Result<DirListing> {
+    let metadata = std::fs::metadata(path)?;
     let mut entries = Vec::new();
-    for entry in std::fs::read_dir(path).map_err(io)? {
-        let entry = entry.map_err(io)?;
+    for entry in std::fs::read_dir(path)? {
+        let entry = entry?;
         let target = std::fs::metadata(entry.path()).ok();
+        let is_dir = target.as_ref().is_some_and(Metadata::is_dir);
         entries.push(ListedEntry {
             name: entry.file_name(),
-            kind: if target.as_ref().is_some_and(|target| target.is_dir()) {
-                ListedKind::Dir
-            } else {
-                ListedKind::File
-            },
+            kind: if is_dir { ListedKind::Dir } else { ListedKind::File },
             is_link: entry.file_type().is_ok_and(|kind| kind.is_symlink()),
             len: target.as_ref().map_or(0, Metadata::len),
             device: target.map_or(0, |target| target.dev()),
         });
     }
-    let stat = directory_stat(path, &metadata);
-    Ok(DirListing { id: (metadata.dev(), metadata.ino()), stat, entries })
+    Ok(DirListing { id: (metadata.dev(), metadata.ino()), stat: directory_stat(path, &metadata), entries })
 }

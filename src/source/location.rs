@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The location of a file or a directory of models. Errors print it as the user wrote it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Location {
-    /// A path on this machine.
     Local(PathBuf),
     /// A path in a tree of files elsewhere.
-    Remote(TreePath),
+    /// In an [`Arc`], because errors contain locations.
+    Remote(Arc<TreePath>),
 }
 
 impl From<&Path> for Location {
@@ -38,9 +38,8 @@ impl fmt::Display for Location {
 }
 
 impl Location {
-    /// The relative path `path` in a tree of files elsewhere.
     pub fn in_tree(tree: Arc<dyn SourceTree>, path: &str) -> Self {
-        Self::Remote(TreePath::new(tree, path))
+        Self::Remote(TreePath::new(tree, path).into())
     }
 
     /// The path, if it is on this machine.
@@ -59,11 +58,10 @@ impl Location {
         }
     }
 
-    /// The directory that holds it.
     pub fn parent(&self) -> Self {
         match self {
             Self::Local(path) => Self::Local(path.parent().unwrap_or(Path::new("")).to_owned()),
-            Self::Remote(remote) => Self::Remote(remote.parent()),
+            Self::Remote(remote) => Self::Remote(remote.parent().into()),
         }
     }
 
@@ -71,7 +69,7 @@ impl Location {
     pub fn join(&self, name: impl AsRef<Path>) -> Self {
         match self {
             Self::Local(path) => Self::Local(path.join(name)),
-            Self::Remote(remote) => Self::Remote(remote.join(name.as_ref())),
+            Self::Remote(remote) => Self::Remote(remote.join(name.as_ref()).into()),
         }
     }
 

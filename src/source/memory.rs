@@ -1,45 +1,63 @@
-//! A source in memory, for tests of other modules.
+//! Sources in memory: bytes for tests of other modules, and zeros for padding.
 
-use super::{Bytes, Error, Source, SourceStat, indices};
+use super::info::{indices, span_of_runs};
+use super::{Bytes, Error, Source, SourceInfo, each_run};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 /// Bytes in memory, which never change or fail.
 #[derive(Debug)]
-pub struct MemorySource(Arc<[u8]>);
+pub struct MemorySource {
+    bytes: Arc<[u8]>,
+    info: SourceInfo,
+}
 
 impl MemorySource {
-    /// A source of these bytes.
     pub fn new(bytes: Vec<u8>) -> Self {
-        Self(bytes.into())
+        Self { info: SourceInfo::anonymous(bytes.len() as u64), bytes: bytes.into() }
     }
 }
 
 impl Source for MemorySource {
-    fn len(&self) -> u64 {
-        self.0.len() as u64
+    fn info(&self) -> &SourceInfo {
+        &self.info
     }
 
     fn bytes(&self, range: Range<u64>) -> Result<Bytes, Error> {
-        Ok(Bytes::Shared(self.0.clone(), indices(&range, self.len())?))
+        Ok(Bytes::Shared(self.bytes.clone(), indices(&range, self.info.len)?))
     }
 
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
-        let range = indices(&(offset..offset.saturating_add(buf.len() as u64)), self.len())?;
-        buf.copy_from_slice(&self.0[range]);
+    fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error> {
+        span_of_runs(buf, len, offset, step, self.info.len)?;
+        for (buf, start) in each_run(buf, len, offset, step) {
+            buf.copy_from_slice(&self.bytes[start as usize..][..buf.len()]);
+        }
         Ok(())
     }
+}
 
-    fn verify(&self) -> Result<(), Error> {
+/// Zeros that occupy no memory.
+#[derive(Debug)]
+pub struct ZeroSource(SourceInfo);
+
+impl ZeroSource {
+    pub fn new(len: u64) -> Self {
+        Self(SourceInfo::anonymous(len))
+    }
+}
+
+impl Source for ZeroSource {
+    fn info(&self) -> &SourceInfo {
+        &self.0
+    }
+
+    fn bytes(&self, range: Range<u64>) -> Result<Bytes, Error> {
+        Ok(Bytes::Owned(vec![0; indices(&range, self.0.len)?.len()]))
+    }
+
+    fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error> {
+        span_of_runs(buf, len, offset, step, self.0.len)?;
+        buf.fill(0);
         Ok(())
-    }
-
-    fn may_block(&self, _: &Range<u64>) -> bool {
-        false
-    }
-
-    fn stat(&self) -> SourceStat {
-        SourceStat { uid: 0, gid: 0, mode: 0o644, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) }
     }
 }

@@ -2,9 +2,10 @@
 
 mod bytes;
 mod error;
+mod fetched;
 mod file;
 mod filled;
-mod listing;
+mod info;
 mod local;
 mod location;
 mod map;
@@ -12,49 +13,35 @@ mod memory;
 mod page_cache;
 pub mod pins;
 mod pool;
-mod reopened;
 mod resident;
 mod resolve;
-mod sparse;
 mod stat;
-mod storage;
 mod traversal;
 mod tree;
 mod version;
-mod whole;
-mod zeros;
 
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
-use std::time::SystemTime;
 
 pub use bytes::Bytes;
 pub use error::{Error, ErrorCause, FetchFailure, RemoteFailure, strerror};
+pub use fetched::{FetchedFile, FetchedOpener, fetched_files_limit, limit_fetched_files};
 pub use file::{MappedFile, limit_open_files};
-pub use listing::{DirListing, ListedEntry, ListedKind};
+pub use filled::{FillProcess, OpenFetched};
+pub use info::{SourceInfo, each_run};
 pub use local::{announce, device_at, exists, is_dir, len_at, list_dir, modified_at, open_local, stat_at};
 pub use location::Location;
 pub use map::limit_maps;
-pub use memory::MemorySource;
-pub use reopened::{ReopenedSource, SourceReopener, limit_reopened_files, reopened_files_limit};
+pub use memory::{MemorySource, ZeroSource};
 pub use resolve::put_off_limits;
-pub use sparse::{FillProcess, SparseParts, SparseSource};
+pub use stat::{FileId, SourceStat};
 pub use traversal::{Directories, Traversal, TraversalBase};
-pub use tree::{FIRST_TREE, SourceTree, TreePath, is_tree};
-pub use version::FileId;
-pub use whole::WholeFile;
-pub use zeros::ZeroSource;
+pub use tree::{DirListing, FIRST_TREE, ListedEntry, ListedKind, SourceTree, TreePath, is_tree};
 
 /// A sequence of bytes. Reads return bytes of the version that was opened, or fail.
 pub trait Source: Send + Sync + fmt::Debug {
-    /// Size in bytes when the source was opened.
-    fn len(&self) -> u64;
-
-    /// Whether there are no bytes at all.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
+    fn info(&self) -> &SourceInfo;
 
     /// The bytes of `range`, for the kernel only: pass the slice to a system call and never read it directly.
     ///
@@ -62,20 +49,19 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// with EFAULT instead, and the reader gets EIO.
     fn bytes(&self, range: Range<u64>) -> Result<Bytes, Error>;
 
-    /// Copies `buf.len()` bytes from `offset` on. All bytes that weightfs itself interprets are read this way.
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error>;
-
     /// Fills `buf` with runs of `len` bytes, which begin at `offset` and at each multiple of `step` bytes after it.
-    /// `len` is at least 1.
-    fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error> {
-        map::each_run(buf, len, offset, step).try_for_each(|(buf, start)| self.read_exact_at(buf, start))
-    }
+    /// `len` is at least 1. All bytes that weightfs itself interprets are read this way.
+    fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), Error>;
 
     /// Fails if the source is no longer the version that was opened.
-    fn verify(&self) -> Result<(), Error>;
+    fn verify(&self) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Whether reading `range` may wait for a device or a network.
-    fn may_block(&self, range: &Range<u64>) -> bool;
+    fn may_block(&self, _range: &Range<u64>) -> bool {
+        false
+    }
 
     /// Waits until `range` can be read without waiting, or `is_cancelled` is true. Sources that only wait for a device
     /// do not wait here.
@@ -89,26 +75,48 @@ pub trait Source: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Offsets in bytes where tensors end. Sources that read ahead do not read over them.
-    fn set_ends(&self, _ends: &mut dyn Iterator<Item = u64>) {}
-
-    /// Owner, permissions and modification time.
-    fn stat(&self) -> SourceStat;
-
-    /// The absolute path where the same bytes can be opened again, if they are in a file of this machine.
-    fn path(&self) -> Option<&Path> {
-        None
-    }
-
-    /// Identifies a file, whatever path leads to it.
-    fn id(&self) -> Option<FileId> {
-        None
-    }
-
     /// The runs of bytes whose disk blocks other files may share (reflinks), as reported by the file system; sorted by
     /// their start.
     fn shared_blocks(&self) -> Vec<DiskBlock> {
         Vec::new()
+    }
+}
+
+impl dyn Source + '_ {
+    pub fn len(&self) -> u64 {
+        self.info().len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn stat(&self) -> SourceStat {
+        self.info().stat
+    }
+
+    pub fn path(&self) -> Option<&Path> {
+        self.info().path.as_deref()
+    }
+
+    pub fn id(&self) -> Option<FileId> {
+        self.info().id
+    }
+
+    /// Copies `buf.len()` bytes from `offset` on.
+    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
+        self.read_runs_at(buf, buf.len().max(1), offset, 0)
+    }
+
+    /// Sets the offsets in bytes where tensors end. Sources that read ahead do not read over them. The first model that
+    /// is opened from a source decides.
+    pub fn set_ends(&self, ends: impl Iterator<Item = u64>) {
+        if let Some(cell) = &self.info().ends {
+            let mut ends: Vec<u64> = ends.collect();
+            ends.sort_unstable();
+            ends.dedup();
+            let _ = cell.set(ends.into());
+        }
     }
 }
 
@@ -124,33 +132,14 @@ pub struct DiskBlock {
     pub place: u64,
 }
 
-/// The attributes that the files of a mount inherit from a source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SourceStat {
-    /// Numeric owner.
-    pub uid: u32,
-    /// Numeric group.
-    pub gid: u32,
-    /// Permission bits, the lower twelve of `st_mode`.
-    pub mode: u16,
-    /// Time of the last modification.
-    pub mtime: SystemTime,
-    /// When the bytes or the attributes of a file of this machine were last changed, in seconds and nanoseconds since
-    /// 1970; zeros for others. Unlike the modification time, no program can set it.
-    pub ctime: (i64, i64),
-}
-
-/// `range` as indices into `len` bytes.
-fn indices(range: &Range<u64>, len: u64) -> Result<Range<usize>, Error> {
-    let whole = || Some(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?);
-    let inside = range.start <= range.end && range.end <= len;
-    inside.then(whole).flatten().ok_or(Error::OutOfRange { range: range.clone(), len })
-}
-
 #[cfg(test)]
 mod tests {
+    use super::pins::{BLOCK, BlockMarks, PRESENT, PresentBlocks};
     use super::*;
+    use std::fs::File;
     use std::io::Write;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
 
     /// Checks the contract of [`Source`].
     fn check_contract(source: &dyn Source, content: &[u8]) {
@@ -188,15 +177,142 @@ mod tests {
         assert!(matches!(source.read_exact_at(&mut [0, 0], u64::MAX), Err(Error::OutOfRange { .. })));
     }
 
+    /// Another process that has fetched everything, and marks blocks as present when they are needed.
+    #[derive(Debug)]
+    struct Filler(PresentBlocks);
+
+    impl FillProcess for Filler {
+        fn fill(&self, range: Range<u64>, _: Range<u64>, _: &dyn Fn() -> bool) -> Result<(), Error> {
+            (range.start / BLOCK..range.end.div_ceil(BLOCK)).for_each(|block| _ = self.0.set(block, PRESENT));
+            Ok(())
+        }
+        fn stream(&self, _: Range<u64>) -> Box<dyn Send> {
+            Box::new(())
+        }
+        fn touched(&self, _: Range<u64>, _: Range<u64>) {}
+        fn served(&self, _: u64) {}
+    }
+
+    fn sparse(file: &File, len: u64) -> OpenFetched {
+        let blocks = len.div_ceil(BLOCK);
+        let ((present, to_present), (_, marks)) =
+            (PresentBlocks::create(blocks).unwrap(), BlockMarks::create(blocks).unwrap());
+        let [data, lock] = [file, &tempfile::tempfile().unwrap()].map(|file| file.try_clone().unwrap().into());
+        OpenFetched::sparse("x", len, vec![data, to_present, marks, lock], Box::new(Filler(present))).unwrap()
+    }
+
+    fn whole(file: &File, len: u64) -> OpenFetched {
+        OpenFetched::whole("x", len, file.try_clone().unwrap().into()).unwrap()
+    }
+
+    /// Opens a file by one of the functions above.
+    #[derive(Debug)]
+    struct TestOpener(File, u64, fn(&File, u64) -> OpenFetched);
+
+    impl FetchedOpener for TestOpener {
+        fn open(&self, _: &dyn Fn() -> bool) -> Result<OpenFetched, Error> {
+            Ok(self.2(&self.0, self.1))
+        }
+    }
+
+    fn fetched(file: &File, info: SourceInfo, open: fn(&File, u64) -> OpenFetched) -> FetchedFile {
+        let (first, opener) = (open(file, info.len), TestOpener(file.try_clone().unwrap(), info.len, open));
+        FetchedFile::new(info, first, Box::new(opener))
+    }
+
     #[test]
     fn every_source_meets_the_contract() {
         for content in [&b""[..], b"x", b"some bytes to read"] {
-            check_contract(&MemorySource::new(content.to_vec()), content);
             let mut file = tempfile::NamedTempFile::new().unwrap();
             file.write_all(content).unwrap();
+            let info = SourceInfo::anonymous(content.len() as u64);
+            check_contract(&MemorySource::new(content.to_vec()), content);
             check_contract(&*open_local(&file.path().into()).unwrap(), content);
+            check_contract(&fetched(file.as_file(), info.clone(), whole), content);
+            check_contract(&fetched(file.as_file(), info, sparse), content);
             check_contract(&ZeroSource::new(content.len() as u64), &vec![0; content.len()]);
         }
+    }
+
+    #[test]
+    fn absent_blocks_are_filled_with_what_follows_in_the_tensor() {
+        /// The requests to the other process.
+        type Asked = Mutex<Vec<(Range<u64>, Range<u64>)>>;
+
+        #[derive(Debug)]
+        struct Recorder(Filler, Arc<Asked>);
+
+        impl FillProcess for Recorder {
+            fn fill(&self, range: Range<u64>, within: Range<u64>, _: &dyn Fn() -> bool) -> Result<(), Error> {
+                self.1.lock().unwrap().push((range.clone(), within.clone()));
+                self.0.fill(range, within, &|| false)
+            }
+            fn stream(&self, _: Range<u64>) -> Box<dyn Send> {
+                Box::new(())
+            }
+            fn touched(&self, _: Range<u64>, _: Range<u64>) {}
+            fn served(&self, _: u64) {}
+        }
+
+        let file = tempfile::tempfile().unwrap();
+        let len = 10 * BLOCK;
+        file.set_len(len).unwrap();
+        let (present, to_present) = PresentBlocks::create(10).unwrap();
+        let (_, marks) = BlockMarks::create(10).unwrap();
+        let asked = Arc::<Asked>::default();
+        let descriptors =
+            vec![file.try_clone().unwrap().into(), to_present, marks, tempfile::tempfile().unwrap().into()];
+        let first =
+            OpenFetched::sparse("x", len, descriptors, Box::new(Recorder(Filler(present), asked.clone()))).unwrap();
+        let info = SourceInfo { ends: Some(Arc::default()), ..SourceInfo::anonymous(len) };
+        let source: &dyn Source =
+            &FetchedFile::new(info, first, Box::new(TestOpener(file.try_clone().unwrap(), len, sparse)));
+        assert!(source.may_block(&(0..9)));
+        source.read_exact_at(&mut [0; 9], 0).unwrap();
+        source.set_ends([7 * BLOCK, 3 * BLOCK, 3 * BLOCK].into_iter());
+        let bytes = source.bytes(4 * BLOCK..5 * BLOCK).unwrap();
+        assert!(matches!(&bytes, Bytes::Mapped(_)) && bytes.verify(false).is_ok());
+        source.prepare(8 * BLOCK..9 * BLOCK, &|| false).unwrap();
+        let expected =
+            [(0..9, 0..0), (4 * BLOCK..5 * BLOCK, 3 * BLOCK..7 * BLOCK), (8 * BLOCK..9 * BLOCK, 7 * BLOCK..len)];
+        assert_eq!(asked.lock().unwrap()[..], expected);
+    }
+
+    #[test]
+    fn only_some_fetched_files_are_open_and_all_can_be_read() {
+        /// Counts how often each file was opened.
+        #[derive(Debug)]
+        struct Counting(TestOpener, Arc<AtomicUsize>);
+
+        impl FetchedOpener for Counting {
+            fn open(&self, is_cancelled: &dyn Fn() -> bool) -> Result<OpenFetched, Error> {
+                self.1.fetch_add(1, Ordering::Relaxed);
+                self.0.open(is_cancelled)
+            }
+        }
+
+        const LIMIT: usize = 64;
+        let count = Arc::new(AtomicUsize::new(0));
+        let files: Vec<Box<dyn Source>> = (0..100u8)
+            .map(|at| {
+                let mut file = tempfile::tempfile().unwrap();
+                file.write_all(&[at; 9]).unwrap();
+                let (first, opener) = (whole(&file, 9), TestOpener(file, 9, whole));
+                let opener = Box::new(Counting(opener, count.clone()));
+                Box::new(FetchedFile::new(SourceInfo::anonymous(9), first, opener)) as Box<dyn Source>
+            })
+            .collect();
+        for (at, file) in (0..).zip(&files) {
+            let mut bytes = [0; 9];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            assert_eq!((bytes, file.len()), ([at; 9], 9));
+        }
+        let opened = count.load(Ordering::Relaxed);
+        assert!(opened >= 100 - LIMIT, "the others were closed");
+        for _ in 0..5 {
+            assert_eq!(&files[99].bytes(0..9).unwrap()[..], [99; 9]);
+        }
+        assert_eq!(count.load(Ordering::Relaxed), opened, "it stays open while it is read");
     }
 
     #[test]

@@ -67,7 +67,7 @@ fn is_cached(file: &File, offset: u64) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::storage::FileStorage;
+    use crate::source::version::FileStorage;
     use rustix::fs::{Advice, fadvise};
     use std::os::unix::fs::FileExt;
 

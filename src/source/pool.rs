@@ -6,7 +6,6 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The slot of one file, which is open or closed.
 #[derive(Debug)]
 pub(super) struct FileSlot<T> {
     open: ArcSwapOption<T>,
@@ -27,13 +26,11 @@ impl<T> FileSlot<T> {
     }
 }
 
-/// A file in a pool.
 pub(super) trait PooledFile {
-    /// Whether it could be opened again if it were closed now.
+    /// Whether the file could be opened again if it were closed now.
     fn can_be_opened_again(&self) -> bool;
 }
 
-/// The slots whose files are open.
 #[derive(Debug)]
 pub(super) struct FilePool<T> {
     limit: AtomicUsize,
@@ -59,15 +56,13 @@ impl<T: PooledFile> FilePool<T> {
         self.limit.store(limit.max(1), Ordering::Relaxed);
     }
 
-    /// The maximum number of open files.
     pub fn limit(&self) -> usize {
         self.limit.load(Ordering::Relaxed)
     }
 
     /// The file of a slot. If it is open, this takes no lock and allocates nothing; otherwise it is opened with `open`.
-    ///
-    /// The file stays open for as long as the caller keeps what is returned, even if the pool closes its slot.
-    pub fn get(&self, slot: &Arc<FileSlot<T>>, open: impl Fn() -> Result<Arc<T>, Error>) -> Result<Arc<T>, Error> {
+    /// It stays open for as long as the caller keeps what is returned, even if the pool closes its slot.
+    pub fn get(&self, slot: &Arc<FileSlot<T>>, open: impl Fn() -> Result<T, Error>) -> Result<Arc<T>, Error> {
         // All threads share this flag. Writing it only when it changes keeps it in the cache of every core.
         if !slot.used.load(Ordering::Relaxed) {
             slot.used.store(true, Ordering::Relaxed);
@@ -75,23 +70,31 @@ impl<T: PooledFile> FilePool<T> {
         if let Some(open) = slot.open() {
             return Ok(open);
         }
-        while self.open_count() >= self.limit() && self.close_one() {}
-        let opened = loop {
+        self.make_room();
+        loop {
             match open() {
                 // Other parts of the process use descriptors too: close one file and try again.
                 Err(Error::Io { error, .. }) if is_out_of_descriptors(&error) && self.close_one() => {}
-                opened => break opened?,
+                opened => return Ok(self.hold(slot, opened?)),
             }
-        };
-        slot.open.store(Some(opened.clone()));
-        self.lock().candidates.push_back(Arc::downgrade(slot));
-        Ok(opened)
+        }
     }
 
-    /// The files that are open now.
-    pub fn open_files(&self) -> Vec<Arc<T>> {
-        let slots = self.lock();
-        slots.candidates.iter().chain(&slots.kept).filter_map(|slot| slot.upgrade()?.open()).collect()
+    /// Adds a file that is open.
+    pub fn insert(&self, slot: &Arc<FileSlot<T>>, open: T) {
+        self.make_room();
+        self.hold(slot, open);
+    }
+
+    fn make_room(&self) {
+        while self.open_count() >= self.limit() && self.close_one() {}
+    }
+
+    fn hold(&self, slot: &Arc<FileSlot<T>>, open: T) -> Arc<T> {
+        let open = Arc::new(open);
+        slot.open.store(Some(open.clone()));
+        self.lock().candidates.push_back(Arc::downgrade(slot));
+        open
     }
 
     fn open_count(&self) -> usize {

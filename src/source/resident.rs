@@ -13,7 +13,6 @@ const PARTS_MAX: usize = 1 << 16;
 /// the map: Linux before 6.14 keeps empty page tables, and releasing a range walks all of its page tables.
 #[derive(Debug)]
 pub(super) struct ResidentBits {
-    /// Bytes in the map.
     len: usize,
     /// Bytes in a part.
     part: usize,

@@ -2,6 +2,7 @@
 //! daemons whose models lead into each other's mounts would wait for each other.
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek};
@@ -14,54 +15,39 @@ static OFF_LIMITS: OnceLock<OffLimits> = OnceLock::new();
 
 #[derive(Debug)]
 struct OffLimits {
-    /// The mount point of this process.
     dir: PathBuf,
     /// The device of the source, which may itself be in another mount.
     source: Option<u64>,
-    mounts: MountList,
+    /// `/proc/self/mountinfo`, which a sandbox may refuse to open. `None` if there is no /proc. Unlike a query of the
+    /// file system, reading the list of mounts never waits for the daemon of a mount.
+    mounts: Option<Mutex<File>>,
+    avoided_type: &'static str,
 }
 
-/// The list of mounts. Unlike a query of the file system, reading the list never waits for the daemon of a mount.
-#[derive(Debug)]
-struct MountList {
-    /// `/proc/self/mountinfo`, which a sandbox may refuse to open. `None` if there is no /proc.
-    file: Option<Mutex<File>>,
-    /// The type of the file systems to avoid.
-    kind: &'static str,
-}
-
-/// Forbids opening anything below `dir`, and in any mount of type `kind` except those that were opened before and the
-/// one that holds `source`. This also applies to symlinks that lead there. Only the first call has an effect.
-pub fn put_off_limits(dir: &Path, source: Option<&Path>, kind: &'static str) {
-    let file = File::open("/proc/self/mountinfo").inspect_err(|error| log::debug!("/proc/self/mountinfo: {error}"));
-    let mounts = MountList { file: file.ok().map(Mutex::new), kind };
+/// Forbids opening anything below `dir`, and in any mount of type `avoided_type` except those that were opened before
+/// and the one that holds `source`. This also applies to symlinks that lead there. Only the first call has an effect.
+pub fn put_off_limits(dir: &Path, source: Option<&Path>, avoided_type: &'static str) {
+    let mounts = File::open("/proc/self/mountinfo").inspect_err(|error| log::debug!("/proc/self/mountinfo: {error}"));
     let source = source.and_then(|source| Some(std::fs::metadata(source).ok()?.dev()));
-    let _ = OFF_LIMITS.set(OffLimits { dir: dir.to_owned(), source, mounts });
+    let _ =
+        OFF_LIMITS.set(OffLimits { dir: dir.to_owned(), source, mounts: mounts.ok().map(Mutex::new), avoided_type });
 }
 
-/// `path` without symlinks, resolved without entering what is off limits; `None` if nothing is off limits. The device
+/// `path` without symlinks, resolved without entering what is off limits; as it is if nothing is off limits. The device
 /// `admitted` is not off limits, because a file on it was opened before.
-pub(super) fn resolve_path(path: &Path, admitted: Option<u64>) -> Option<io::Result<PathBuf>> {
-    let limits = OFF_LIMITS.get()?;
-    Some(follow(path, &limits.dir, &|device| limits.avoid(device, admitted)))
+pub(super) fn resolve_path(path: &Path, admitted: Option<u64>) -> io::Result<Cow<'_, Path>> {
+    OFF_LIMITS.get().map_or(Ok(path.into()), |limits| Ok(follow(path, limits, admitted)?.into()))
 }
 
 impl OffLimits {
     /// Whether a device is off limits. `admitted` is not.
-    fn avoid(&self, device: u64, admitted: Option<u64>) -> bool {
-        ![self.source, admitted].contains(&Some(device)) && self.mounts.avoid(device)
-    }
-}
-
-impl MountList {
-    /// Whether the file system with this device number is one to avoid.
-    fn avoid(&self, device: u64) -> bool {
+    fn avoids(&self, device: u64, admitted: Option<u64>) -> bool {
         // A file system with another major number is on a block device, so it is not a mount of weightfs.
-        if rustix::fs::major(device) != 0 {
+        if [self.source, admitted].contains(&Some(device)) || rustix::fs::major(device) != 0 {
             return false;
         }
-        let Some(file) = &self.file else { return false };
-        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mounts) = &self.mounts else { return false };
+        let mut file = mounts.lock().unwrap_or_else(PoisonError::into_inner);
         let mut list = String::new();
         if let Err(error) = file.rewind().and_then(|()| file.read_to_string(&mut list)) {
             log::debug!("/proc/self/mountinfo: {error}");
@@ -69,7 +55,7 @@ impl MountList {
         let number = format!("0:{}", rustix::fs::minor(device));
         // ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [FIELD...] - TYPE SOURCE OPTIONS
         list.lines().filter_map(|line| line.split_once(" - ")).any(|(mount, system)| {
-            mount.split(' ').nth(2) == Some(&number) && system.split(' ').next() == Some(self.kind)
+            mount.split(' ').nth(2) == Some(&number) && system.split(' ').next() == Some(self.avoided_type)
         })
     }
 }
@@ -85,28 +71,25 @@ fn device_of(path: &Path) -> Option<u64> {
 /// Maximum number of symlinks in a path, as in Linux.
 const LINKS_MAX: usize = 40;
 
-/// The directory and the devices that must not be entered.
-type Limits<'l> = Option<(&'l Path, &'l dyn Fn(u64) -> bool)>;
-
-/// `avoid` returns whether a device is off limits.
-fn follow(path: &Path, off_limits: &Path, avoid: &dyn Fn(u64) -> bool) -> io::Result<PathBuf> {
-    walk(Path::new("/"), &std::path::absolute(path)?, Some((off_limits, avoid)), &mut |_| ())
+fn follow(path: &Path, limits: &OffLimits, admitted: Option<u64>) -> io::Result<PathBuf> {
+    walk(Path::new("/"), &std::path::absolute(path)?, Some(limits), admitted, &mut |_| ())
 }
 
 /// The real path of `path`, relative to the real path `from`. Does not enter what is off limits. Passes each directory
 /// in which a name is looked up to `visit`, in which some may be repeated.
 pub(super) fn follow_from(from: &Path, path: &Path, visit: &mut dyn FnMut(&Path)) -> io::Result<PathBuf> {
-    let limits = OFF_LIMITS.get();
-    let avoid = |device| limits.is_some_and(|limits| limits.avoid(device, None));
-    walk(from, path, limits.map(|limits| (&*limits.dir, &avoid as &dyn Fn(u64) -> bool)), visit)
+    walk(from, path, OFF_LIMITS.get(), None, visit)
 }
 
-fn walk(from: &Path, path: &Path, limits: Limits, visit: &mut dyn FnMut(&Path)) -> io::Result<PathBuf> {
+fn walk(
+    from: &Path,
+    path: &Path,
+    limits: Option<&OffLimits>,
+    admitted: Option<u64>,
+    visit: &mut dyn FnMut(&Path),
+) -> io::Result<PathBuf> {
     let mut ahead: Vec<OsString> = Vec::new();
-    let push = |ahead: &mut Vec<OsString>, path: &Path| {
-        ahead.extend(path.components().rev().map(|component| component.as_os_str().to_owned()));
-    };
-    push(&mut ahead, path);
+    push_components(&mut ahead, path);
     let (mut resolved, mut links, mut allowed) = (from.to_owned(), 0, None);
     while let Some(component) = ahead.pop() {
         visit(&resolved);
@@ -115,13 +98,13 @@ fn walk(from: &Path, path: &Path, limits: Limits, visit: &mut dyn FnMut(&Path)) 
             continue;
         }
         let next = resolved.join(component);
-        if let Some((off_limits, avoid)) = limits {
-            if next.starts_with(off_limits) {
+        if let Some(limits) = limits {
+            if next.starts_with(&limits.dir) {
                 return Err(io::Error::other("lies inside the mount itself"));
             }
             let device = device_of(&next);
             if device != allowed {
-                if device.is_some_and(avoid) {
+                if device.is_some_and(|device| limits.avoids(device, admitted)) {
                     return Err(io::Error::other(format!(
                         "leads into another mount of weightfs, {}, and the two could wait for each other; mount it by \
                          its own path",
@@ -135,7 +118,7 @@ fn walk(from: &Path, path: &Path, limits: Limits, visit: &mut dyn FnMut(&Path)) 
             Ok(_) if links == LINKS_MAX => return Err(nix::errno::Errno::ELOOP.into()),
             Ok(target) => {
                 links += 1;
-                push(&mut ahead, &target);
+                push_components(&mut ahead, &target);
             }
             Err(error) if error.kind() == ErrorKind::InvalidInput => resolved = next,
             Err(error) => return Err(error),
@@ -144,11 +127,21 @@ fn walk(from: &Path, path: &Path, limits: Limits, visit: &mut dyn FnMut(&Path)) 
     Ok(resolved)
 }
 
+/// Pushes the components of a path onto a stack, the first one last.
+fn push_components(ahead: &mut Vec<OsString>, path: &Path) {
+    ahead.extend(path.components().rev().map(|component| component.as_os_str().to_owned()));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::symlink;
+
+    fn off_limits(dir: &Path, mounts: Option<File>) -> OffLimits {
+        let mounts = mounts.map(Mutex::new);
+        OffLimits { dir: dir.to_owned(), source: Some(makedev(0, 47)), mounts, avoided_type: "fuse.weightfs" }
+    }
 
     #[test]
     fn paths_into_the_off_limits_directory_are_refused() {
@@ -163,7 +156,8 @@ mod tests {
         symlink(path("a/link/file"), path("absolute")).unwrap();
         symlink("a/link/../../mnt/file", path("into")).unwrap();
         symlink("loop", path("loop")).unwrap();
-        let resolved = |name: &str| follow(&path(name), &path("mnt"), &|_| false);
+        let limits = off_limits(&path("mnt"), None);
+        let resolved = |name: &str| follow(&path(name), &limits, None);
         assert_eq!(resolved("absolute").unwrap(), path("a/b/file"));
         assert_eq!(resolved("a/link/file").unwrap(), path("a/b/file"));
         for name in ["into", "mnt", "mnt/file", "mnt/absent"] {
@@ -179,14 +173,18 @@ mod tests {
         let list = "\
             21 1 254:0 / / rw - ext4 /dev/vda rw\n\
             30 21 0:45 / /mnt/b ro,nosuid shared:5 master:1 - fuse.weightfs /m ro,user_id=0\n\
+            32 21 0:47 / /mnt/d ro - fuse.weightfs /m ro\n\
+            33 21 0:48 / /mnt/e ro - fuse.weightfs /m ro\n\
             31 21 0:46 /in /mnt/c rw - fuse.sshfs host: rw\n";
         std::io::Write::write_all(&mut file, list.as_bytes()).unwrap();
-        let mounts = MountList { file: Some(Mutex::new(file)), kind: "fuse.weightfs" };
+        let limits = off_limits(Path::new("/mnt"), Some(file));
         let found = [makedev(0, 45), makedev(0, 46), makedev(0, 4), makedev(254, 0), makedev(45, 45)];
         // Each query reads the list from its beginning.
         for _ in 0..2 {
-            assert_eq!(found.map(|device| mounts.avoid(device)), [true, false, false, false, false]);
+            assert_eq!(found.map(|device| limits.avoids(device, None)), [true, false, false, false, false]);
         }
-        assert!(!MountList { file: None, kind: "fuse.weightfs" }.avoid(makedev(0, 45)));
+        // The mount of the source, and that of a file that was opened before.
+        assert!(!limits.avoids(makedev(0, 47), None) && !limits.avoids(makedev(0, 48), Some(makedev(0, 48))));
+        assert!(!off_limits(Path::new("/mnt"), None).avoids(makedev(0, 45), None));
     }
 }

@@ -1,6 +1,5 @@
 //! Owner and permissions of files and directories, and the permissions that several of them have in common.
 
-use super::SourceStat;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -10,17 +9,30 @@ use xattr::FileExt;
 /// The extended attribute with the access control list of a file or directory.
 pub(super) const ACL: &str = "system.posix_acl_access";
 
+/// Device and inode number of a file.
+pub type FileId = (u64, u64);
+
+/// Owner, permissions and times: the attributes that the files of a mount inherit from a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SourceStat {
+    pub uid: u32,
+    pub gid: u32,
+    /// Permission bits, the lower twelve of `st_mode`.
+    pub mode: u16,
+    pub mtime: SystemTime,
+    /// When the bytes or the attributes of a file of this machine were last changed, in seconds and nanoseconds since
+    /// 1970; zeros for others. Unlike the modification time, no program can set it.
+    pub ctime: (i64, i64),
+}
+
 impl SourceStat {
-    /// Owner, permissions and modification time of an open file or directory.
-    ///
-    /// If it has an access control list, the bits for the group and for others are what the list gives to all of them,
-    /// so no user whom the list names gets more than the list says.
+    /// The attributes of an open file or directory. If it has an access control list, the bits for the group and for
+    /// others are what the list gives to all of them, so no user whom the list names gets more than the list says.
     pub fn of(file: &File) -> io::Result<Self> {
         let metadata = file.metadata()?;
         Ok(Self::new(&metadata, file.get_xattr(ACL)))
     }
 
-    /// As [`SourceStat::of`], from the metadata and the access control list.
     pub(super) fn new(metadata: &Metadata, acl: io::Result<Option<Vec<u8>>>) -> Self {
         let mode = (metadata.mode() & 0o7777) as u16;
         let mode = match acl {
@@ -46,11 +58,10 @@ impl SourceStat {
     /// If the owners or groups differ, it is unknown which users are in which group, so a permission remains only if
     /// the user has it in any case.
     pub fn and(self, other: Self) -> Self {
-        let class = |stat: Self, shift: u16| stat.mode >> shift & 0o7;
         let (same_owner, same_group) = (self.uid == other.uid, self.gid == other.gid);
-        let (user, group, rest) = (class(other, 6), class(other, 3), class(other, 0));
-        // What `other` gives to the owner of `self`, to its group, and to all others. The owner of `other` may be among
-        // the last two.
+        let [user, group, rest] = [6, 3, 0].map(|shift| other.mode >> shift & 0o7);
+        // The rights that `other` gives to the owner of `self`, to its group, and to all others. The owner of `other`
+        // may be among the last two.
         let to_user = if same_owner { user } else { group & rest };
         let owner = if same_owner { 0o7 } else { user };
         let to_group = owner & if same_group { group } else { group & rest };
@@ -66,9 +77,8 @@ impl SourceStat {
 }
 
 /// `mode` with the bits for the group and for others replaced by those of the access control list `acl`: what all users
-/// of the class have, whether they are named in the list or not. `None` if the list is malformed.
-///
-/// Source: `include/uapi/linux/posix_acl_xattr.h` and acl(5).
+/// of the class have, whether they are named in the list or not. `None` if the list is malformed. Sources:
+/// `include/uapi/linux/posix_acl_xattr.h` and acl(5).
 fn narrow(mode: u16, acl: &[u8]) -> Option<u16> {
     const VERSION: u32 = 2;
     const USER_OBJ: u16 = 0x01;

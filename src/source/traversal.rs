@@ -15,17 +15,14 @@ pub struct Directories(HashMap<FileId, SourceStat>);
 
 /// A directory from which paths start. They lead to files below it, or through symlinks to files elsewhere.
 #[derive(Debug)]
-pub struct TraversalBase<'d>(TraversalStart<'d>);
-
-#[derive(Debug)]
-enum TraversalStart<'d> {
+pub enum TraversalBase<'d> {
     Local(LocalBase<'d>),
     /// A directory in a tree. Permissions are those of the whole tree.
     Remote(SourceStat),
 }
 
 #[derive(Debug)]
-struct LocalBase<'d> {
+pub struct LocalBase<'d> {
     dirs: &'d Directories,
     /// The absolute path of the directory.
     path: PathBuf,
@@ -45,7 +42,6 @@ pub struct Traversal {
 }
 
 impl Directories {
-    /// Adds a directory.
     pub fn add(&mut self, id: FileId, stat: SourceStat) {
         self.0.insert(id, stat);
     }
@@ -63,16 +59,16 @@ impl Directories {
         }
     }
 
-    /// Resolves the directory from which paths start.
     pub fn base(&self, from: &Location) -> io::Result<TraversalBase<'_>> {
         match from {
-            Location::Local(path) => Ok(TraversalBase(TraversalStart::Local(self.local_base(path)?))),
-            Location::Remote(remote) => Ok(TraversalBase(TraversalStart::Remote(remote.tree().stat()))),
+            Location::Local(path) => self.local_base(path).map(TraversalBase::Local),
+            Location::Remote(remote) => Ok(TraversalBase::Remote(remote.tree().stat())),
         }
     }
 
     fn local_base(&self, path: &Path) -> io::Result<LocalBase<'_>> {
-        let path = std::path::absolute(path)?;
+        // The parent of a bare file name is empty.
+        let path = std::path::absolute(Path::new(".").join(path))?;
         let real = follow_from(Path::new("/"), &path, &mut |_| ())?;
         Ok(LocalBase { dirs: self, path, real, found: HashMap::new() })
     }
@@ -85,21 +81,18 @@ impl Directories {
 }
 
 impl TraversalBase<'_> {
-    /// The permissions of the directory itself.
     pub fn stat(&self) -> io::Result<SourceStat> {
-        match &self.0 {
-            TraversalStart::Local(base) => base.dirs.stat(&base.real),
-            TraversalStart::Remote(stat) => Ok(*stat),
+        match self {
+            Self::Local(base) => base.dirs.stat(&base.real),
+            Self::Remote(stat) => Ok(*stat),
         }
     }
 
     /// The directories on the path to a file, without the starting directory and those above it.
     pub fn traverse(&mut self, to: &Location) -> io::Result<Traversal> {
-        match (&mut self.0, to) {
-            (TraversalStart::Local(base), Location::Local(to)) => base.traverse(to),
-            (TraversalStart::Remote(stat), Location::Remote(_)) => {
-                Ok(Traversal { stat: Some(stat.search()), is_inside: true })
-            }
+        match (self, to) {
+            (Self::Local(base), Location::Local(to)) => base.traverse(to),
+            (Self::Remote(stat), Location::Remote(_)) => Ok(Traversal { stat: Some(stat.search()), is_inside: true }),
             _ => Err(io::Error::other("no path leads there")),
         }
     }
@@ -125,11 +118,7 @@ impl LocalBase<'_> {
         let to = std::path::absolute(to)?;
         let below = to.strip_prefix(&self.path).map_err(io::Error::other)?;
         let mut dirs = BTreeSet::new();
-        let target = follow_from(&self.real, below, &mut |dir| {
-            if !dirs.contains(dir) {
-                dirs.insert(dir.to_owned());
-            }
-        })?;
+        let target = follow_from(&self.real, below, &mut |dir| _ = dirs.insert(dir.to_owned()))?;
         Ok((dirs, target))
     }
 }

@@ -1,7 +1,7 @@
 //! Files that are not on this machine, such as those of a repository on a server, and paths to them.
 
-use super::{DirListing, Error, Source, SourceStat};
-use std::cmp::Ordering;
+use super::{Error, FileId, Source, SourceStat};
+use std::ffi::OsString;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Files that are not on this machine, in the version that was found first. Paths are relative to the tree, with `/`
 /// between components; the path of the tree itself is empty.
 pub trait SourceTree: Send + Sync + fmt::Debug {
-    /// Where the tree is, as the user wrote it, without secrets such as a signature. It identifies the tree.
+    /// The place of the tree as the user wrote it, without secrets such as a signature. It identifies the tree.
     fn url(&self) -> &str;
 
     /// The name of the tree, such as that of a repository: the last component of its URL, without a revision.
@@ -18,7 +18,6 @@ pub trait SourceTree: Send + Sync + fmt::Debug {
         self.url().trim_end_matches('/').rsplit('/').next().unwrap_or_default()
     }
 
-    /// Opens a file.
     fn open(&self, path: &str) -> Result<Arc<dyn Source>, Error>;
 
     /// Starts to open a file that will be opened soon, without waiting for it. `head` is how many bytes at its start
@@ -28,7 +27,6 @@ pub trait SourceTree: Send + Sync + fmt::Debug {
     /// Lists a directory. An error if the tree cannot be listed, as most HTTP servers cannot.
     fn list(&self, path: &str) -> Result<DirListing, Error>;
 
-    /// Its number, like that of a device: [`FIRST_TREE`] or above.
     fn device(&self) -> u64;
 
     /// Size in bytes of the file at a path, if it is known.
@@ -37,11 +35,37 @@ pub trait SourceTree: Send + Sync + fmt::Debug {
     /// Owner, permissions and modification time of all directories.
     fn stat(&self) -> SourceStat;
 
-    /// Whether there is a directory at a path.
     fn is_dir(&self, path: &str) -> bool;
 
-    /// Whether there is anything at a path.
     fn exists(&self, path: &str) -> bool;
+}
+
+#[derive(Debug)]
+pub struct DirListing {
+    /// Identifies the directory, whatever path leads to it.
+    pub id: FileId,
+    pub stat: SourceStat,
+    /// In no particular order.
+    pub entries: Vec<ListedEntry>,
+}
+
+/// An entry of a directory. All but the name and `is_link` are those of the target of a symlink.
+#[derive(Debug, Clone)]
+pub struct ListedEntry {
+    pub name: OsString,
+    pub kind: ListedKind,
+    pub is_link: bool,
+    /// Size in bytes. 0 for a broken symlink.
+    pub len: u64,
+    /// The number of its device or file system. 0 for a broken symlink.
+    pub device: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ListedKind {
+    Dir,
+    /// Anything else.
+    File,
 }
 
 /// Trees have numbers like devices, from this one on. Numbers of devices are below 2^32 in Linux.
@@ -52,29 +76,25 @@ pub fn is_tree(device: u64) -> bool {
     (FIRST_TREE..FIRST_TREE << 1).contains(&device)
 }
 
-/// A path in a tree. One pointer, because errors contain locations.
-#[derive(Debug, Clone)]
-pub struct TreePath(Arc<TreePathInner>);
-
+/// A path in a tree.
 #[derive(Debug)]
-struct TreePathInner {
+pub struct TreePath {
     tree: Arc<dyn SourceTree>,
-    path: String,
+    path: Box<str>,
 }
 
 impl TreePath {
     pub(super) fn new(tree: Arc<dyn SourceTree>, path: &str) -> Self {
-        Self(Arc::new(TreePathInner { tree, path: path.into() }))
+        Self { tree, path: path.into() }
     }
 
-    /// The tree.
     pub fn tree(&self) -> &dyn SourceTree {
-        &*self.0.tree
+        &*self.tree
     }
 
-    /// The path, relative to the tree.
+    /// Relative to the tree.
     pub fn path(&self) -> &str {
-        &self.0.path
+        &self.path
     }
 
     /// The last component, or the name of the tree itself.
@@ -99,7 +119,7 @@ impl TreePath {
     }
 
     fn at(&self, path: &str) -> Self {
-        Self::new(self.0.tree.clone(), path)
+        Self::new(self.tree.clone(), path)
     }
 
     fn key(&self) -> (&str, &str) {
@@ -123,18 +143,6 @@ impl PartialEq for TreePath {
 }
 
 impl Eq for TreePath {}
-
-impl PartialOrd for TreePath {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for TreePath {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.key().cmp(&other.key())
-    }
-}
 
 impl Hash for TreePath {
     fn hash<H: Hasher>(&self, state: &mut H) {

@@ -13,8 +13,8 @@ use crate::format::{Dtype, DtypeBlock};
 /// Whether there are statistics for elements of `dtype`. There are none for C64, whose elements are pairs of numbers,
 /// and for dtypes that cannot be decoded.
 pub fn has(dtype: Dtype) -> bool {
-    let is_counted = || is_wide(dtype) || dtype.has_scales() || dtype.bits().is_some_and(|bits| bits <= CODE_BITS_MAX);
-    dtype.to_f32().is_some() && is_counted()
+    dtype.to_f32().is_some()
+        && (is_wide(dtype) || dtype.has_scales() || dtype.bits().is_some_and(|bits| bits <= CODE_BITS_MAX))
 }
 
 /// Elements of at most this many bits are counted by code.
@@ -37,7 +37,6 @@ enum ValuesKind {
     Blocks(BlockStats),
 }
 
-/// Statistics of blocks with scales.
 #[derive(Debug)]
 struct BlockStats {
     block: DtypeBlock,
@@ -47,40 +46,23 @@ struct BlockStats {
     wide: WideStats<f32>,
 }
 
-impl BlockStats {
-    fn add(&mut self, encoded: &[u8]) {
-        let Self { block, to_f32, decoded, wide } = self;
-        block.decode_each(*to_f32, encoded, decoded, |values| wide.add(values));
-    }
-}
-
 impl StatsAccumulator {
     /// An accumulator without values; `None` if [`has`] returns false.
     pub fn new(dtype: Dtype) -> Option<Self> {
-        let single = || WideStats::new(4, |i, o| map_values(i, o, f32::from_le_bytes));
-        let kind = match dtype {
-            Dtype::F32 => ValuesKind::Single(single()),
-            Dtype::F64 => ValuesKind::Double(WideStats::new(8, |i, o| map_values(i, o, f64::from_le_bytes))),
-            Dtype::I32 => {
-                ValuesKind::Double(WideStats::new(4, |i, o| map_values(i, o, |bytes| i32::from_le_bytes(bytes).into())))
-            }
-            Dtype::U32 => {
-                ValuesKind::Double(WideStats::new(4, |i, o| map_values(i, o, |bytes| u32::from_le_bytes(bytes).into())))
-            }
-            Dtype::I64 => {
-                ValuesKind::Double(WideStats::new(8, |i, o| map_values(i, o, |bytes| i64::from_le_bytes(bytes) as f64)))
-            }
-            Dtype::U64 => {
-                ValuesKind::Double(WideStats::new(8, |i, o| map_values(i, o, |bytes| u64::from_le_bytes(bytes) as f64)))
-            }
+        Some(Self(match dtype {
+            Dtype::F32 => ValuesKind::Single(WideStats::new(4, decode_f32)),
+            Dtype::F64 => double(8, |i, o| map_values(i, o, f64::from_le_bytes)),
+            Dtype::I32 => double(4, |i, o| map_values(i, o, |bytes| i32::from_le_bytes(bytes).into())),
+            Dtype::U32 => double(4, |i, o| map_values(i, o, |bytes| u32::from_le_bytes(bytes).into())),
+            Dtype::I64 => double(8, |i, o| map_values(i, o, |bytes| i64::from_le_bytes(bytes) as f64)),
+            Dtype::U64 => double(8, |i, o| map_values(i, o, |bytes| u64::from_le_bytes(bytes) as f64)),
             _ if dtype.has_scales() => {
-                let (block, to_f32) = (dtype.block()?, dtype.to_f32()?);
-                ValuesKind::Blocks(BlockStats { block, to_f32, decoded: Vec::new(), wide: single() })
+                let (block, to_f32, decoded) = (dtype.block()?, dtype.to_f32()?, Vec::new());
+                ValuesKind::Blocks(BlockStats { block, to_f32, decoded, wide: WideStats::new(4, decode_f32) })
             }
             _ if has(dtype) => ValuesKind::Codes(CodeCounts::new(dtype)?),
             _ => return None,
-        };
-        Some(Self(kind))
+        }))
     }
 
     /// Adds encoded values: whole blocks of elements.
@@ -89,7 +71,9 @@ impl StatsAccumulator {
             ValuesKind::Codes(codes) => codes.add(encoded),
             ValuesKind::Single(wide) => wide.add(encoded),
             ValuesKind::Double(wide) => wide.add(encoded),
-            ValuesKind::Blocks(blocks) => blocks.add(encoded),
+            ValuesKind::Blocks(BlockStats { block, to_f32, decoded, wide }) => {
+                block.decode_each(*to_f32, encoded, decoded, |values| wide.add(values));
+            }
         }
     }
 
@@ -104,7 +88,6 @@ impl StatsAccumulator {
         }
     }
 
-    /// The statistics of all values that were added.
     pub fn finish(self) -> TensorStats {
         match self.0 {
             ValuesKind::Codes(codes) => codes.finish(),
@@ -113,6 +96,14 @@ impl StatsAccumulator {
             ValuesKind::Blocks(blocks) => blocks.wide.finish(),
         }
     }
+}
+
+fn double(bytes: usize, decode: fn(&[u8], &mut [f64])) -> ValuesKind {
+    ValuesKind::Double(WideStats::new(bytes, decode))
+}
+
+fn decode_f32(input: &[u8], output: &mut [f32]) {
+    map_values(input, output, f32::from_le_bytes);
 }
 
 fn map_values<const N: usize, T>(input: &[u8], output: &mut [T], decode: impl Fn([u8; N]) -> T) {

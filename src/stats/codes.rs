@@ -58,7 +58,7 @@ impl CodeCounts {
                 odd[bits >> 48] += 1;
             }
             let bits = rest.iter().rev().fold(0, |bits, byte| bits << 8 | usize::from(*byte));
-            self.codes.count(bits, rest.len() * 8 / self.bits, self.bits, 1);
+            count_codes(&mut self.codes, bits, rest.len() * 8 / self.bits, self.bits, 1);
         }
     }
 
@@ -71,7 +71,7 @@ impl CodeCounts {
         let mut codes = self.codes.clone();
         let elements = if self.bits == 6 { 2 } else { 16 / self.bits };
         for (at, &times) in self.words.iter().enumerate().filter(|(_, times)| **times > 0) {
-            codes.count(at % WORDS, elements, self.bits, times.into());
+            count_codes(&mut codes, at % WORDS, elements, self.bits, times.into());
         }
         codes
     }
@@ -86,21 +86,18 @@ impl CodeCounts {
                 tally.include(value, value);
             }
             tally.zeros += if value == 0.0 { times } else { 0 };
-            tally.set_aside(value, times);
+            tally.special.count(value, times);
         }
-        let sum =
-            |term: &dyn Fn(f64) -> f64| finite.iter().map(|(value, times)| term(*value) * *times as f64).sum::<f64>();
         let finite_count = finite.iter().map(|(_, times)| times).sum();
         let n = finite_count as f64;
         // A second pass, relative to the first mean, corrects its rounding error.
-        let center = sum(&|value| value) / n;
-        let rest = sum(&|value| value - center);
-        let squares = sum(&|value| (value - center) * (value - center)) - rest * rest / n;
+        let center = sum_of(&finite, |value| value) / n;
+        let rest = sum_of(&finite, |value| value - center);
+        let squares = sum_of(&finite, |value| (value - center) * (value - center)) - rest * rest / n;
         tally.moments = ValueMoments { count: finite_count, mean: center + rest / n, squares, exponent: 0 };
         tally.finish(ValueHistogram::of(&finite))
     }
 
-    /// The value of a code.
     pub(super) fn value(&self, code: usize) -> f64 {
         let mut block = [0; 16];
         let DtypeBlock { elements, bytes } = self.block;
@@ -109,15 +106,14 @@ impl CodeCounts {
     }
 }
 
-pub(super) trait CodeCount {
-    /// Adds `times` to the count of each code in `word`: `elements` codes of `bits` bits, from the low bits on.
-    fn count(&mut self, word: usize, elements: usize, bits: usize, times: u64);
+/// Adds `times` to the count of each code in `word`: `elements` codes of `bits` bits, from the low bits on.
+fn count_codes(codes: &mut [u64], word: usize, elements: usize, bits: usize, times: u64) {
+    for at in 0..elements {
+        codes[word >> (at * bits) & ((1 << bits) - 1)] += times;
+    }
 }
 
-impl CodeCount for Vec<u64> {
-    fn count(&mut self, word: usize, elements: usize, bits: usize, times: u64) {
-        for at in 0..elements {
-            self[word >> (at * bits) & ((1 << bits) - 1)] += times;
-        }
-    }
+/// The sum of a term over values and their numbers of occurrences.
+fn sum_of(values: &[(f64, u64)], term: impl Fn(f64) -> f64) -> f64 {
+    values.iter().map(|(value, times)| term(*value) * *times as f64).sum()
 }

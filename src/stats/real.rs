@@ -5,11 +5,8 @@ use std::ops::{Add, Mul, Sub};
 
 /// A number type for computing with values of 32 or 64 bits.
 pub(super) trait RealNumber:
-    Copy + PartialOrd + Into<f64> + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
+    Copy + Default + PartialOrd + Into<f64> + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
 {
-    const ZERO: Self;
-    const MIN: Self;
-    const MAX: Self;
     /// Adding and subtracting this constant rounds a number to an integer, if it is small enough. The low bits of the
     /// sum are those of the integer.
     const ROUND: Self;
@@ -25,9 +22,6 @@ pub(super) trait RealNumber:
 macro_rules! real {
     ($($type:ident $round:literal $largest:literal;)*) => {$(
         impl RealNumber for $type {
-            const ZERO: Self = 0.0;
-            const MIN: Self = Self::MIN;
-            const MAX: Self = Self::MAX;
             const ROUND: Self = $round;
             const LARGEST: i32 = $largest;
             const LEAST: i32 = Self::MIN_EXP - 1;

@@ -7,11 +7,8 @@ use std::sync::LazyLock;
 /// Counts of values that are not finite. The two parts of a C64 element count as separate values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpecialCounts {
-    /// Number of NaNs.
     pub nan: u64,
-    /// Number of positive infinities.
     pub pos_inf: u64,
-    /// Number of negative infinities.
     pub neg_inf: u64,
     /// Index of the first element with such a value.
     pub first: Option<u64>,
@@ -19,17 +16,19 @@ pub struct SpecialCounts {
 
 /// Searches elements with sign, exponent and fraction as in IEEE 754. `$inf` is the code of positive infinity; larger
 /// magnitudes are NaN.
-macro_rules! words {
-    ($word:ty, $encoded:expr, $inf:literal) => {{
-        let magnitude = |bytes: &[u8; size_of::<$word>()]| <$word>::from_le_bytes(*bytes) & (<$word>::MAX >> 1);
-        let class = |bytes: &[u8; size_of::<$word>()]| match magnitude(bytes).cmp(&$inf) {
-            std::cmp::Ordering::Less => ValueClass::Finite,
-            std::cmp::Ordering::Greater => ValueClass::Nan,
-            std::cmp::Ordering::Equal if magnitude(bytes) == <$word>::from_le_bytes(*bytes) => ValueClass::PosInf,
-            std::cmp::Ordering::Equal => ValueClass::NegInf,
-        };
-        search($encoded.as_chunks().0, |bytes| magnitude(bytes) >= $inf, class)
-    }};
+macro_rules! search_words {
+    ($word:ty, $encoded:expr, $inf:literal) => {
+        search(
+            $encoded.as_chunks().0,
+            |bytes| <$word>::from_le_bytes(*bytes) & (<$word>::MAX >> 1) >= $inf,
+            |bytes| match <$word>::from_le_bytes(*bytes) {
+                $inf => f32::INFINITY,
+                word if word & (<$word>::MAX >> 1) == $inf => f32::NEG_INFINITY,
+                word if word & (<$word>::MAX >> 1) > $inf => f32::NAN,
+                _ => 0.0,
+            },
+        )
+    };
 }
 
 impl SpecialCounts {
@@ -37,20 +36,22 @@ impl SpecialCounts {
     /// finite numbers or is unknown.
     pub fn of(dtype: Dtype, encoded: &[u8]) -> Option<Self> {
         Some(match dtype {
-            Dtype::F16 => words!(u16, encoded, 0x7c00),
-            Dtype::BF16 => words!(u16, encoded, 0x7f80),
-            Dtype::F32 => words!(u32, encoded, 0x7f80_0000),
-            Dtype::F64 => words!(u64, encoded, 0x7ff0_0000_0000_0000),
+            Dtype::F16 => search_words!(u16, encoded, 0x7c00),
+            Dtype::BF16 => search_words!(u16, encoded, 0x7f80),
+            Dtype::F32 => search_words!(u32, encoded, 0x7f80_0000),
+            Dtype::F64 => search_words!(u64, encoded, 0x7ff0_0000_0000_0000),
             Dtype::C64 => {
-                let parts: Self = words!(u32, encoded, 0x7f80_0000);
+                let parts: Self = search_words!(u32, encoded, 0x7f80_0000);
                 Self { first: parts.first.map(|part| part / 2), ..parts }
             }
             _ if dtype.has_scales() => return Self::of_blocks(dtype, encoded),
             _ => {
-                let at = EIGHT_BITS.iter().position(|eight| *eight == dtype)?;
-                let classes = &CLASSES[at];
-                let is_special = |[byte]: &[u8; 1]| classes[usize::from(*byte)] != ValueClass::Finite;
-                search(encoded.as_chunks().0, is_special, |[byte]| classes[usize::from(*byte)])
+                let values = &VALUES[EIGHT_BITS.iter().position(|eight| *eight == dtype)?];
+                search(
+                    encoded.as_chunks().0,
+                    |[byte]| !values[usize::from(*byte)].is_finite(),
+                    |[byte]| values[usize::from(*byte)],
+                )
             }
         })
     }
@@ -68,7 +69,6 @@ impl SpecialCounts {
         Some(found)
     }
 
-    /// Whether all values are finite.
     pub fn is_empty(&self) -> bool {
         self.first.is_none()
     }
@@ -82,33 +82,23 @@ impl SpecialCounts {
         self.first = self.first.into_iter().chain(other).min();
     }
 
-    fn count(&mut self, class: ValueClass) {
-        match class {
-            ValueClass::Finite => {}
-            ValueClass::Nan => self.nan += 1,
-            ValueClass::PosInf => self.pos_inf += 1,
-            ValueClass::NegInf => self.neg_inf += 1,
-        }
+    /// Counts a value that occurs `times` times, if it is not finite. Does not set `first`.
+    pub(super) fn count(&mut self, value: f64, times: u64) {
+        self.nan += times * u64::from(value.is_nan());
+        self.pos_inf += times * u64::from(value == f64::INFINITY);
+        self.neg_inf += times * u64::from(value == f64::NEG_INFINITY);
     }
-}
-
-/// The class of a value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ValueClass {
-    Finite,
-    Nan,
-    PosInf,
-    NegInf,
 }
 
 /// Number of elements that are checked at a time. Nearly always all of them are finite.
 const AT_ONCE: usize = 1024;
 
-/// Finds special elements. Elements are classified only in blocks that contain a special one.
+/// Counts special elements. `value` is any finite number for an element that is finite; it is called only for elements
+/// of blocks that contain a special one.
 fn search<const N: usize>(
     elements: &[[u8; N]],
     is_special: impl Fn(&[u8; N]) -> bool,
-    class: impl Fn(&[u8; N]) -> ValueClass,
+    value: impl Fn(&[u8; N]) -> f32,
 ) -> SpecialCounts {
     let mut found = SpecialCounts::default();
     for (block, elements) in elements.chunks(AT_ONCE).enumerate() {
@@ -119,29 +109,24 @@ fn search<const N: usize>(
         if found.first.is_none() {
             found.first = elements.iter().position(&is_special).map(|at| (block * AT_ONCE + at) as u64);
         }
-        elements.iter().for_each(|element| found.count(class(element)));
+        elements.iter().for_each(|element| found.count(value(element).into(), 1));
     }
     found
 }
 
-/// The dtypes whose codes are classified by a table.
+/// The dtypes whose codes are looked up in a table.
 const EIGHT_BITS: [Dtype<'static>; 5] =
     [Dtype::F8E5M2, Dtype::F8E4M3, Dtype::F8E8M0, Dtype::F8E4M3Fnuz, Dtype::F8E5M2Fnuz];
 
-/// The class of each code of the dtypes in [`EIGHT_BITS`].
-static CLASSES: LazyLock<[[ValueClass; 256]; 5]> = LazyLock::new(|| {
+/// The value of each code of the dtypes in [`EIGHT_BITS`].
+static VALUES: LazyLock<[[f32; 256]; 5]> = LazyLock::new(|| {
     EIGHT_BITS.map(|dtype| {
         array::from_fn(|code| {
             let mut value = [0; 4];
             if let Some(to_f32) = dtype.to_f32() {
                 to_f32(&[code as u8], &mut value);
             }
-            match f32::from_le_bytes(value) {
-                value if value.is_nan() => ValueClass::Nan,
-                f32::INFINITY => ValueClass::PosInf,
-                f32::NEG_INFINITY => ValueClass::NegInf,
-                _ => ValueClass::Finite,
-            }
+            f32::from_le_bytes(value)
         })
     })
 });

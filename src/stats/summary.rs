@@ -3,7 +3,6 @@
 use super::real::power_of_two;
 use serde_json::{Value, json};
 
-/// Number of bins of a histogram.
 pub const BINS: usize = 64;
 
 /// The JSON text before the counts of the histogram. `#` stands for a number of elements and `~` for another number.
@@ -22,14 +21,12 @@ const HEAD: &str = r#"{
     "counts": [
 "#;
 
-/// The JSON text after the counts of the histogram.
 const TAIL: &str = "
     ]
   }
 }
 ";
 
-/// The indentation of the counts.
 const INDENT: &str = "      ";
 
 /// Length of the longest float64 in JSON.
@@ -53,11 +50,11 @@ fn counts_in_line(digits: usize) -> usize {
 /// of a file is known before they are read.
 pub fn json_len(count: u64) -> usize {
     let digits = digits(count);
-    let head = |placeholder: u8| HEAD.bytes().filter(|byte| *byte == placeholder).count();
+    let [numbers, floats] = [b'#', b'~'].map(|kind| HEAD.bytes().filter(|byte| *byte == kind).count());
     let lines = BINS / counts_in_line(digits);
     // Each number but the last is followed by a comma, and by a space or the end of a line.
     let counts = lines * INDENT.len() + BINS * digits + (BINS - 1) * 2;
-    HEAD.len() + head(b'#') * (digits - 1) + head(b'~') * (FLOAT_LEN - 1) + counts + TAIL.len()
+    HEAD.len() + numbers * (digits - 1) + floats * (FLOAT_LEN - 1) + counts + TAIL.len()
 }
 
 /// Statistics of the values of a tensor. `min` to `abs_max` are those of the finite values, and `None` if there are
@@ -68,23 +65,15 @@ pub struct TensorStats {
     pub count: u64,
     /// Number of zeros, of either sign.
     pub zeros: u64,
-    /// Number of NaNs.
     pub nan: u64,
-    /// Number of positive infinities.
     pub pos_inf: u64,
-    /// Number of negative infinities.
     pub neg_inf: u64,
-    /// The smallest value.
     pub min: Option<f64>,
-    /// The largest value.
     pub max: Option<f64>,
-    /// The mean value.
     pub mean: Option<f64>,
     /// The standard deviation of the whole population, like `np.std`.
     pub std: Option<f64>,
-    /// The largest magnitude.
     pub abs_max: Option<f64>,
-    /// The distribution of the finite values.
     pub histogram: ValueHistogram,
 }
 
@@ -98,11 +87,8 @@ pub struct TensorStats {
 /// edges. An edge beyond the largest float64 is given as the largest float64. Without finite values everything is zero.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ValueHistogram {
-    /// The lower edge of the first bin.
     pub low: f64,
-    /// The upper edge of the last bin.
     pub high: f64,
-    /// Number of values in each bin.
     pub counts: [u64; BINS],
 }
 
@@ -121,12 +107,11 @@ impl ValueHistogram {
             (low, high) = ((low - half).max(f64::MIN), (high + half).min(f64::MAX));
         }
         let step = (high - low) / BINS as f64;
-        let edge = |at: usize| if at == BINS { high } else { at as f64 * step + low };
         for (value, times) in values {
             let mut bin = (((value - low) / (high - low) * BINS as f64) as usize).min(BINS - 1);
-            if *value < edge(bin) {
+            if *value < bin as f64 * step + low {
                 bin -= 1;
-            } else if bin < BINS - 1 && *value >= edge(bin + 1) {
+            } else if bin < BINS - 1 && *value >= (bin + 1) as f64 * step + low {
                 bin += 1;
             }
             counts[bin] += times;
@@ -161,12 +146,10 @@ impl TensorStats {
             text.extend(std::iter::repeat_n(' ', width.saturating_sub(text.len())));
             text.push('\n');
         }
-        let line = |counts: &[u64]| {
+        for (at, counts) in counts.chunks(counts_in_line(digits)).enumerate() {
             let counts: Vec<String> = counts.iter().map(|count| format!("{count:>digits$}")).collect();
-            format!("{INDENT}{}", counts.join(", "))
-        };
-        let lines: Vec<String> = counts.chunks(counts_in_line(digits)).map(line).collect();
-        text.push_str(&lines.join(",\n"));
+            text += &format!("{}{INDENT}{}", if at == 0 { "" } else { ",\n" }, counts.join(", "));
+        }
         text.push_str(TAIL);
         text.into_bytes()
     }

@@ -1,15 +1,13 @@
-//! The statistics of values except the histogram: counts, extremes, mean and deviation.
+//! The statistics of values except the histogram.
 
 use super::real::{RealNumber, lanes, power_of_two};
+use super::special::SpecialCounts;
 use super::summary::{TensorStats, ValueHistogram};
 
-/// The statistics of values except the histogram.
 #[derive(Debug, Clone)]
 pub(super) struct ValueTally {
     pub(super) zeros: u64,
-    pub(super) nan: u64,
-    pub(super) pos_inf: u64,
-    pub(super) neg_inf: u64,
+    pub(super) special: SpecialCounts,
     /// Over the finite values; above `max` if there are none.
     pub(super) min: f64,
     pub(super) max: f64,
@@ -18,15 +16,8 @@ pub(super) struct ValueTally {
 
 impl ValueTally {
     pub(super) fn new() -> Self {
-        let (min, max) = (f64::INFINITY, f64::NEG_INFINITY);
-        Self { zeros: 0, nan: 0, pos_inf: 0, neg_inf: 0, min, max, moments: ValueMoments::default() }
-    }
-
-    /// Counts a value that occurs `times` times, if it is not finite.
-    pub(super) fn set_aside(&mut self, value: f64, times: u64) {
-        self.nan += times * u64::from(value.is_nan());
-        self.pos_inf += times * u64::from(value == f64::INFINITY);
-        self.neg_inf += times * u64::from(value == f64::NEG_INFINITY);
+        let (special, moments) = Default::default();
+        Self { zeros: 0, special, min: f64::INFINITY, max: f64::NEG_INFINITY, moments }
     }
 
     pub(super) fn include(&mut self, min: f64, max: f64) {
@@ -37,28 +28,33 @@ impl ValueTally {
 
     pub(super) fn merge(&mut self, other: &Self) {
         self.zeros += other.zeros;
-        self.nan += other.nan;
-        self.pos_inf += other.pos_inf;
-        self.neg_inf += other.neg_inf;
+        self.special.merge(&other.special, 0);
         self.include(other.min, other.max);
         self.moments.merge(&other.moments);
     }
 
     pub(super) fn finish(self, histogram: ValueHistogram) -> TensorStats {
-        let Self { zeros, nan, pos_inf, neg_inf, min, max, moments } = self;
+        let Self { zeros, special: SpecialCounts { nan, pos_inf, neg_inf, .. }, min, max, moments } = self;
         let unit = power_of_two(moments.exponent);
-        let finite = |value: f64| (moments.count > 0).then_some(value);
+        let finite = [
+            min,
+            max,
+            (moments.mean * unit).max(min).min(max),
+            ((moments.squares / moments.count as f64).sqrt() * unit).min(f64::MAX),
+            min.abs().max(max.abs()),
+        ];
+        let [min, max, mean, std, abs_max] = finite.map(|value| (moments.count > 0).then_some(value));
         TensorStats {
             count: moments.count + nan + pos_inf + neg_inf,
             zeros,
             nan,
             pos_inf,
             neg_inf,
-            min: finite(min),
-            max: finite(max),
-            mean: finite((moments.mean * unit).max(min).min(max)),
-            std: finite(((moments.squares / moments.count as f64).sqrt() * unit).min(f64::MAX)),
-            abs_max: finite(min.abs().max(max.abs())),
+            min,
+            max,
+            mean,
+            std,
+            abs_max,
             histogram,
         }
     }

@@ -6,7 +6,7 @@ use super::summary::{BINS, TensorStats, ValueHistogram};
 use super::tally::{ValueMoments, ValueTally};
 use std::ops::Range;
 
-/// Statistics of values of 32 and 64 bits, which have too many codes for a table.
+/// Statistics of values that have too many codes for a table.
 #[derive(Debug)]
 pub(super) struct WideStats<T> {
     /// Size of an element in bytes.
@@ -24,7 +24,6 @@ pub(super) struct WideStats<T> {
     deviations: Vec<f64>,
 }
 
-/// Number of cells of the fine grid.
 pub(super) const CELLS: usize = 4096;
 /// Number of values in a batch, which fits into the L1 cache of a core.
 pub(super) const VALUES_AT_ONCE: usize = 1024;
@@ -43,7 +42,7 @@ impl<T: RealNumber> WideStats<T> {
     }
 
     pub(super) fn add(&mut self, encoded: &[u8]) {
-        let mut values = [T::ZERO; VALUES_AT_ONCE];
+        let mut values = [T::default(); VALUES_AT_ONCE];
         for encoded in encoded.chunks(VALUES_AT_ONCE * self.bytes) {
             let values = &mut values[..encoded.len() / self.bytes];
             (self.decode)(encoded, values);
@@ -51,7 +50,7 @@ impl<T: RealNumber> WideStats<T> {
                 let mut finite = 0;
                 for at in 0..values.len() {
                     let value = values[at];
-                    self.tally.set_aside(value.into(), 1);
+                    self.tally.special.count(value.into(), 1);
                     values[finite] = value;
                     finite += usize::from(value.into().is_finite());
                 }
@@ -62,16 +61,14 @@ impl<T: RealNumber> WideStats<T> {
 
     /// Adds values if all of them are finite; otherwise returns false and adds nothing.
     pub(super) fn add_finite(&mut self, values: &[T]) -> bool {
-        if values.is_empty() {
-            return true;
-        }
-        let min = lanes(values, T::MAX, |least, value| if value < least { value } else { least });
-        let max = lanes(values, T::MIN, |most, value| if value > most { value } else { most });
+        let Some(first) = values.first() else { return true };
+        let min = lanes(values, *first, |least, value| if value < least { value } else { least });
+        let max = lanes(values, *first, |most, value| if value > most { value } else { most });
         let min = min.into_iter().fold(f64::INFINITY, |least, value| least.min(value.into()));
         let max = max.into_iter().fold(f64::NEG_INFINITY, |most, value| most.max(value.into()));
         let Some(moments) = ValueMoments::of(values, min, max, &mut self.deviations) else { return false };
         self.tally.moments.merge(&moments);
-        self.tally.zeros += u64::from(values.iter().map(|value| u32::from(*value == T::ZERO)).sum::<u32>());
+        self.tally.zeros += u64::from(values.iter().map(|value| u32::from(*value == T::default())).sum::<u32>());
         self.include(min, max);
         let [even, odd] = self.cells.as_chunks_mut::<CELLS>().0 else { return true };
         for (value, place) in values.iter().zip(&mut self.places) {
@@ -134,8 +131,8 @@ impl<T: RealNumber> WideStats<T> {
         // Bins beyond the largest float64 would have no edges. As they are empty, add bins below the minimum instead.
         let beyond = (f64::MAX / self.grid.width.into()).ceil() as i64;
         let start = used.start.min(beyond.saturating_sub(BINS as i64 * per_bin));
-        let edge = |cell: i64| (cell as f64 * self.grid.width.into()).clamp(f64::MIN, f64::MAX);
-        let (low, high) = (edge(start), edge(start + BINS as i64 * per_bin));
+        let [low, high] = [start, start + BINS as i64 * per_bin]
+            .map(|cell| (cell as f64 * self.grid.width.into()).clamp(f64::MIN, f64::MAX));
         let mut counts = [0; BINS];
         for cell in used {
             let at = cell as usize % CELLS;

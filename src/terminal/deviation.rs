@@ -1,10 +1,10 @@
-//! The report of `diff --values` on two models, as text, Markdown and JSON.
+//! The report of `diff --values` on two models.
 
-use super::comparison::{NotCompared, code, comparison_table, count_text, line, rounded, signed};
-use super::output::{self, StandardOutput, squeeze};
+use super::comparison::NotCompared;
+use super::report::{BothSides, ReportLine, ReportPage, ReportPart, ReportTable, count_text, rounded};
 use serde::Serialize;
+use std::cmp::Ordering;
 use std::fmt::Write;
-use unicode_width::UnicodeWidthStr;
 use weightfs::compare::Deviation;
 use weightfs::model::{Model, TensorId, TensorPartners};
 use weightfs::natural;
@@ -16,25 +16,25 @@ use weightfs::units::{format_size, grouped, plural};
 /// Significant digits of an error.
 const DIGITS: usize = 3;
 
-/// The columns of the table.
-const HEADINGS: [&str; 7] = ["TENSOR", "A", "B", "REL RMS", "RMS", "MAX ABS", "COSINE"];
+/// The columns of the table, in text and in Markdown.
+const HEADINGS: (&[&str], &[&str]) = (
+    &["TENSOR", "A", "B", "REL RMS", "RMS", "MAX ABS", "COSINE"],
+    &["tensor", "a", "b", "relative RMS", "RMS", "max abs", "cosine"],
+);
 
 /// The result of comparing a tensor of both models.
 pub enum DeviationFinding {
-    /// All values are the same.
     Same,
-    /// The distance of the values.
     Compared(Deviation),
-    /// Why the values cannot be compared.
     NotCompared(String),
 }
 
 /// The differences between the values of two models.
 #[derive(Serialize)]
 pub struct ValueDeviations<'m> {
-    same: bool,
-    a: DeviationSide,
-    b: DeviationSide,
+    pub same: bool,
+    #[serde(flatten)]
+    sides: BothSides<DeviationSide>,
     values: DeviationValues<'m>,
 }
 
@@ -89,8 +89,8 @@ struct NumberForm<'m> {
 struct DifferentValues<'m> {
     name: &'m str,
     shape: &'m [u64],
-    a: NumberForm<'m>,
-    b: NumberForm<'m>,
+    #[serde(flatten)]
+    sides: BothSides<NumberForm<'m>>,
     #[serde(flatten)]
     errors: DeviationErrors,
 }
@@ -113,14 +113,8 @@ struct DeviationErrors {
     cosine: Option<f64>,
     not_finite: u64,
     not_finite_different: u64,
-    nan: DeviationSides,
-    infinite: DeviationSides,
-}
-
-#[derive(Serialize)]
-struct DeviationSides {
-    a: u64,
-    b: u64,
+    nan: BothSides<u64>,
+    infinite: BothSides<u64>,
 }
 
 impl<'m> ValueDeviations<'m> {
@@ -132,114 +126,37 @@ impl<'m> ValueDeviations<'m> {
         partners: &TensorPartners,
         found: Vec<DeviationFinding>,
     ) -> Self {
-        let entry = |model: &'m Model, id: &TensorId| {
-            let numbers = model.numbers(*id, true);
-            DeviationEntry { name: numbers.name(), shape: numbers.shape(), form: NumberForm::of(model, *id) }
-        };
         let (mut equal, mut total) = (0, Deviation::default());
         let (mut different, mut not_compared) = (Vec::new(), Vec::new());
         for ((id_a, id_b), finding) in partners.pairs.iter().zip(found) {
-            let DeviationEntry { name, shape, form } = entry(a, id_a);
+            let DeviationEntry { name, shape, form } = DeviationEntry::new(a, *id_a);
             match finding {
                 DeviationFinding::Compared(deviation) if deviation.different > 0 => {
                     total = total.merge(deviation);
                     let errors = DeviationErrors::new(&deviation);
-                    different.push(DifferentValues { name, shape, a: form, b: NumberForm::of(b, *id_b), errors });
+                    let sides = BothSides { a: form, b: NumberForm::of(b, *id_b) };
+                    different.push(DifferentValues { name, shape, sides, errors });
                 }
                 DeviationFinding::Compared(_) | DeviationFinding::Same => equal += 1,
                 DeviationFinding::NotCompared(reason) => not_compared.push(NotCompared { name, reason }),
             }
         }
-        let added: Vec<_> = partners.added.iter().map(|id| entry(b, id)).collect();
-        let removed: Vec<_> = partners.removed.iter().map(|id| entry(a, id)).collect();
+        let added: Vec<_> = partners.added.iter().map(|id| DeviationEntry::new(b, *id)).collect();
+        let removed: Vec<_> = partners.removed.iter().map(|id| DeviationEntry::new(a, *id)).collect();
         let same = added.is_empty() && removed.is_empty() && different.is_empty() && not_compared.is_empty();
-        different.sort_by(|a, b| {
-            let errors = |different: &DifferentValues| {
-                (different.errors.not_finite_different > 0, different.errors.relative_rms, different.errors.max_abs)
-            };
-            let (of_a, of_b) = (errors(a), errors(b));
-            let order = of_b.0.cmp(&of_a.0).then(of_b.1.total_cmp(&of_a.1)).then(of_b.2.total_cmp(&of_a.2));
-            order.then_with(|| natural::compare_paths(a.name, b.name))
-        });
+        different.sort_by(|a, b| b.errors.order(&a.errors).then_with(|| natural::compare_paths(a.name, b.name)));
         let total = DeviationTotal { tensors: different.len(), errors: DeviationErrors::new(&total) };
         let values = DeviationValues { added, removed, equal, different, total, not_compared };
         let pairs = &partners.pairs;
         let of_a = pairs.iter().map(|pair| pair.0).chain(partners.removed.iter().copied());
         let of_b = pairs.iter().map(|pair| pair.1).chain(partners.added.iter().copied());
-        Self { same, a: DeviationSide::new(location_a, a, of_a), b: DeviationSide::new(location_b, b, of_b), values }
+        let sides =
+            BothSides { a: DeviationSide::new(location_a, a, of_a), b: DeviationSide::new(location_b, b, of_b) };
+        Self { same, sides, values }
     }
 
-    /// Whether both models have the same numbers.
-    pub fn is_same(&self) -> bool {
-        self.same
-    }
-
-    /// As text for a terminal.
-    pub fn text(&self, out: &StandardOutput) -> String {
-        let mut text = String::new();
-        let sides = [&self.a, &self.b].map(|side| (printable(&side.source), side.size()));
-        let width = sides.iter().map(|(source, _)| source.width()).max().unwrap_or(0);
-        for (source, size) in &sides {
-            line(&mut text, &format!("{source}{:pad$}  {size}", "", pad = width - source.width()));
-        }
-        line(&mut text, &format!("\nvalues: {}", self.summary()));
-        let DeviationValues { different, removed, added, not_compared, .. } = &self.values;
-        if !different.is_empty() {
-            let mut rows: Vec<Vec<String>> = self.rows().collect();
-            if out.is_terminal {
-                let widest = |at: usize| rows.iter().map(|row| row[at].width()).chain([HEADINGS[at].len()]).max();
-                let others: usize = (1..HEADINGS.len()).filter_map(widest).map(|width| width + 2).sum();
-                rows.iter_mut()
-                    .for_each(|row| row[0] = squeeze(&row[0], out.width.saturating_sub(others)).into_owned());
-            }
-            text.push('\n');
-            output::lines(out, &HEADINGS, &rows).iter().for_each(|row| line(&mut text, row));
-        }
-        if !(removed.is_empty() && added.is_empty() && not_compared.is_empty() && self.not_finite().next().is_none()) {
-            text.push('\n');
-        }
-        for (sign, name, what) in self.others() {
-            signed(&mut text, out, sign, &printable(name), &what);
-        }
-        text
-    }
-
-    /// As Markdown.
-    pub fn markdown(&self) -> String {
-        let mut text = String::new();
-        let (from, to) = (code(&self.a.source), code(&self.b.source));
-        line(&mut text, &format!("# {from} and {to}\n\n| | a | b |\n|---|---|---|"));
-        line(&mut text, &format!("| source | {from} | {to} |\n| size | {} | {} |", self.a.size(), self.b.size()));
-        line(&mut text, &format!("\n## Values\n\n{}", self.summary()));
-        let rows: Vec<String> = self
-            .rows()
-            .map(|mut row| {
-                row[0] = if row[1].is_empty() { row[0].clone() } else { code(&row[0]) };
-                format!("| {} |", row.join(" | "))
-            })
-            .collect();
-        if !self.values.different.is_empty() {
-            comparison_table(
-                &mut text,
-                "| tensor | a | b | relative RMS | RMS | max abs | cosine |\n|---|---|---|---|---|---|---|",
-                &rows,
-            );
-        }
-        let other = |(sign, name, what): (char, &str, String)| {
-            let (sign, what) = match sign {
-                '+' => ("added", code(&what)),
-                '-' => ("removed", code(&what)),
-                '!' => ("not finite", what),
-                _ => ("not compared", what),
-            };
-            format!("| {sign} | {} | {what} |", code(name))
-        };
-        comparison_table(&mut text, "| | tensor | |\n|---|---|---|", &self.others().map(other).collect::<Vec<_>>());
-        text
-    }
-
-    fn summary(&self) -> String {
-        let DeviationValues { added, removed, equal, different, not_compared, .. } = &self.values;
+    pub fn page(&self) -> ReportPage<'_> {
+        let DeviationValues { added, removed, equal, different, total, not_compared } = &self.values;
         let mut summary = format!("{} different, {} equal", count_text(different.len()), count_text(*equal));
         for (what, number) in
             [("not compared", not_compared.len()), ("only in a", removed.len()), ("only in b", added.len())]
@@ -252,54 +169,36 @@ impl<'m> ValueDeviations<'m> {
         if different.is_empty() && *equal == 0 && not_compared.is_empty() && !added.is_empty() && !removed.is_empty() {
             summary.push_str("; no name is in both models, and names are not translated");
         }
-        summary
-    }
-
-    /// The rows of the table: all tensors that differ, and the total.
-    fn rows(&self) -> impl Iterator<Item = Vec<String>> {
-        let DeviationValues { different, total, .. } = &self.values;
-        let row = |name: String, a: &str, b: &str, errors: &DeviationErrors| {
-            let number = |number| rounded(number, DIGITS);
-            // Cut, so that a cosine below 1 is not shown as 1.
-            let cosine = errors.cosine.map_or("-".into(), |cosine| format!("{:.6}", (cosine * 1e6).trunc() / 1e6));
-            let dtypes = [a, b].map(|dtype| printable(dtype).into_owned());
-            let [a, b] = dtypes;
-            vec![name, a, b, number(errors.relative_rms), number(errors.rms), number(errors.max_abs), cosine]
-        };
-        let of_tensor = move |different: &DifferentValues| {
-            row(printable(different.name).into_owned(), different.a.dtype, different.b.dtype, &different.errors)
-        };
-        let all = row(format!("total of {}", plural(total.tensors as u64, "tensor")), "", "", &total.errors);
-        different.iter().map(of_tensor).chain([all])
-    }
-
-    /// The tensors that are in no row or need a remark: a sign, the name, and the remark.
-    fn others(&self) -> impl Iterator<Item = (char, &str, String)> {
-        let DeviationValues { added, removed, not_compared, .. } = &self.values;
+        let mut rows: Vec<Vec<String>> = different.iter().map(DifferentValues::row).collect();
+        if !rows.is_empty() {
+            rows.push(total.errors.row(format!("total of {}", plural(total.tensors as u64, "tensor")), "", ""));
+        }
         let removed = removed.iter().map(|entry| ('-', entry.name, entry.text()));
         let added = added.iter().map(|entry| ('+', entry.name, entry.text()));
-        let not_compared = not_compared.iter().map(|other| ('?', other.name, other.text()));
-        let not_finite = self.not_finite().map(|(name, what)| ('!', name, what));
-        removed.chain(added).chain(not_compared).chain(not_finite)
+        let not_finite = different.iter().filter_map(DifferentValues::not_finite);
+        let lines = removed.chain(added).chain(not_compared.iter().map(NotCompared::line)).chain(not_finite).collect();
+        let (table, columns) = (Some(ReportTable { headings: HEADINGS, rows }), &["", "tensor", ""]);
+        let part = ReportPart { title: "values", summary, table, columns, is_quoted: false, lines };
+        let sides = [&self.sides.a, &self.sides.b].map(|side| (&*side.source, side.size()));
+        ReportPage { sides, parts: vec![part] }
+    }
+}
+
+impl DifferentValues<'_> {
+    fn row(&self) -> Vec<String> {
+        self.errors.row(printable(self.name).into_owned(), self.sides.a.dtype, self.sides.b.dtype)
     }
 
-    /// The tensors that differ and have values that are not finite.
-    fn not_finite(&self) -> impl Iterator<Item = (&str, String)> {
-        let with = self.values.different.iter().filter(|different| different.errors.not_finite > 0);
-        with.map(|different| {
-            let DeviationErrors { not_finite, not_finite_different, nan, infinite, .. } = &different.errors;
-            let counts = |what: &str, sides: &DeviationSides| {
-                let is_any = sides.a + sides.b > 0;
-                is_any.then(|| format!("{what}: {} in a, {} in b", grouped(sides.a), grouped(sides.b)))
-            };
-            let counts: Vec<String> =
-                [counts("NaN", nan), counts("infinite", infinite)].into_iter().flatten().collect();
-            let of_them = format!("{} left out of the errors", plural(*not_finite, "element"));
-            (
-                different.name,
-                format!("{}; {of_them}, {} of them differ", counts.join("; "), grouped(*not_finite_different)),
-            )
-        })
+    /// The remark about values that are not finite, if there are any.
+    fn not_finite(&self) -> Option<ReportLine<'_>> {
+        let DeviationErrors { not_finite, not_finite_different, nan, infinite, .. } = &self.errors;
+        let counts = [("NaN", nan), ("infinite", infinite)].into_iter().filter(|(_, sides)| sides.a + sides.b > 0);
+        let counts =
+            counts.map(|(what, BothSides { a, b })| format!("{what}: {} in a, {} in b", grouped(*a), grouped(*b)));
+        let counts = counts.collect::<Vec<_>>().join("; ");
+        let left_out = format!("{} excluded from the errors", plural(*not_finite, "element"));
+        let text = format!("{counts}; {left_out}, {} of them differ", grouped(*not_finite_different));
+        (*not_finite > 0).then_some(('!', self.name, text))
     }
 }
 
@@ -309,8 +208,8 @@ impl DeviationSide {
             (tensors + 1, elements.saturating_add(model.numbers(id, true).elements()))
         });
         let nbytes = model.logical().iter().map(|id| model.tensor(id).info.nbytes()).fold(0, u64::saturating_add);
-        let not_dequantized = model.quantized().warnings().iter().map(ToString::to_string).collect();
-        let quantization = model.quantized().summary();
+        let not_dequantized = model.quantized.warnings().iter().map(ToString::to_string).collect();
+        let quantization = model.quantized.summary();
         Self { source: location.to_string(), tensors, elements, nbytes, quantization, not_dequantized }
     }
 
@@ -339,7 +238,12 @@ impl<'m> NumberForm<'m> {
     }
 }
 
-impl DeviationEntry<'_> {
+impl<'m> DeviationEntry<'m> {
+    fn new(model: &'m Model, id: TensorId) -> Self {
+        let numbers = model.numbers(id, true);
+        Self { name: numbers.name(), shape: numbers.shape(), form: NumberForm::of(model, id) }
+    }
+
     fn text(&self) -> String {
         let NumberForm { dtype, nbytes, .. } = self.form;
         format!("{} {}, {}", printable(dtype), brackets(self.shape), format_size(nbytes))
@@ -348,7 +252,7 @@ impl DeviationEntry<'_> {
 
 impl DeviationErrors {
     fn new(deviation: &Deviation) -> Self {
-        let sides = |[a, b]: [u64; 2]| DeviationSides { a, b };
+        let ([nan_a, nan_b], [infinite_a, infinite_b]) = (deviation.nan, deviation.infinite);
         Self {
             elements: deviation.elements,
             elements_different: deviation.different,
@@ -358,8 +262,22 @@ impl DeviationErrors {
             cosine: deviation.cosine(),
             not_finite: deviation.not_finite,
             not_finite_different: deviation.not_finite_different,
-            nan: sides(deviation.nan),
-            infinite: sides(deviation.infinite),
+            nan: BothSides { a: nan_a, b: nan_b },
+            infinite: BothSides { a: infinite_a, b: infinite_b },
         }
+    }
+
+    /// The order of tensors: those whose values are not finite on both sides are the greatest.
+    fn order(&self, other: &Self) -> Ordering {
+        let order = (self.not_finite_different > 0).cmp(&(other.not_finite_different > 0));
+        order.then(self.relative_rms.total_cmp(&other.relative_rms)).then(self.max_abs.total_cmp(&other.max_abs))
+    }
+
+    fn row(&self, name: String, dtype_a: &str, dtype_b: &str) -> Vec<String> {
+        let [a, b] = [dtype_a, dtype_b].map(|dtype| printable(dtype).into_owned());
+        let [relative, rms, max] = [self.relative_rms, self.rms, self.max_abs].map(|error| rounded(error, DIGITS));
+        // Cut, so that a cosine below 1 is not shown as 1.
+        let cosine = self.cosine.map_or("-".into(), |cosine| format!("{:.6}", (cosine * 1e6).trunc() / 1e6));
+        vec![name, a, b, relative, rms, max, cosine]
     }
 }

@@ -1,7 +1,9 @@
 //! The output of commands: text, JSON and progress bars.
 
+pub mod array;
 pub mod comparison;
 pub mod deviation;
 pub mod output;
 pub mod progress;
+pub mod report;
 pub mod totals;

@@ -19,24 +19,16 @@ const WIDTH: usize = 100;
 /// Maximum width of a table column, in terminal columns.
 const WIDEST: usize = 80;
 
-/// The style of headings.
 pub const HEADING: Style = Style::new().bold();
-/// The style of errors.
 pub const ERROR: Style = AnsiColor::Red.on_default().bold();
-/// The style of warnings.
 pub const WARNING: Style = AnsiColor::Yellow.on_default().bold();
-/// The style of notes.
 pub const NOTE: Style = AnsiColor::Cyan.on_default().bold();
-/// The style of good results.
 pub const GOOD: Style = AnsiColor::Green.on_default();
 
-/// Standard output.
 pub struct StandardOutput {
     out: BufWriter<StdoutLock<'static>>,
     coloured: bool,
-    /// Whether a title has been printed.
     titled: bool,
-    /// Whether it is a terminal.
     pub is_terminal: bool,
     /// Columns of a line.
     pub width: usize,
@@ -67,6 +59,11 @@ impl StandardOutput {
         writeln!(self.out, "{gap}{title}{end}")
     }
 
+    /// Prints a value as JSON on several lines.
+    pub fn print_json(&mut self, value: &impl Serialize) -> anyhow::Result<()> {
+        Ok(writeln!(self.out, "{}", pretty(value)?)?)
+    }
+
     /// Prints an error to standard error, after flushing standard output.
     pub fn complain(&mut self, text: &str) -> io::Result<()> {
         self.flush()?;
@@ -85,6 +82,11 @@ impl<T: Display> Display for StyledText<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}{}{:#}", self.style, self.text, self.style)
     }
+}
+
+/// Prints a line of a process that keeps serving: a closed standard output does not affect it.
+pub fn print_line(line: &str) {
+    let _ = writeln!(io::stdout(), "{line}");
 }
 
 /// Runs `work`, which prints. A closed pipe is not an error: the exit code is then 0.
@@ -106,12 +108,14 @@ pub fn to_stdout(work: impl FnOnce(&mut StandardOutput) -> anyhow::Result<ExitCo
 
 /// The exit code of a command that writes data. A closed pipe is not reported.
 pub fn written(done: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
-    let is_closed =
-        |error: &write::Error| matches!(error, write::Error::Io { error, .. } if error.kind() == ErrorKind::BrokenPipe);
     match done {
-        Err(error) if error.downcast_ref().is_some_and(is_closed) => Ok(ExitCode::FAILURE),
+        Err(error) if error.downcast_ref().is_some_and(is_closed_pipe) => Ok(ExitCode::FAILURE),
         done => done.map(|()| ExitCode::SUCCESS),
     }
+}
+
+fn is_closed_pipe(error: &write::Error) -> bool {
+    matches!(error, write::Error::Io { error, .. } if error.kind() == ErrorKind::BrokenPipe)
 }
 
 /// A value as JSON on one line. Characters that a terminal would act on are escaped.
@@ -159,14 +163,15 @@ pub fn squeeze(text: &str, columns: usize) -> Cow<'_, str> {
 /// The first of `chars` that fit into `columns` columns, and the sum of their widths, which may exceed the width of the
 /// text: combined characters can be narrower.
 fn fitting(chars: impl Iterator<Item = char>, columns: usize) -> (String, usize) {
-    let mut used = 0;
-    let fits = |char: &char| {
+    let (mut text, mut used) = (String::new(), 0);
+    for char in chars {
         let width = char.width().unwrap_or(0);
-        let fits = used + width <= columns;
-        used += if fits { width } else { 0 };
-        fits
-    };
-    let text = chars.take_while(fits).collect();
+        if used + width > columns {
+            break;
+        }
+        used += width;
+        text.push(char);
+    }
     (text, used)
 }
 
@@ -185,6 +190,19 @@ pub fn cut_text(text: &str, columns: usize) -> String {
     fitting(shown.chars(), columns.saturating_sub(tail.len())).0 + &tail
 }
 
+/// The lines of a text of at most `columns` columns, unless a word is longer.
+pub fn wrap_words(text: &str, columns: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.width() + 1 + word.width() <= columns => line.extend([" ", word]),
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 /// Prints a table. The first column is aligned to the left, the others to the right. A cell that is longer than
 /// [`WIDEST`] overflows.
 pub fn draw_table(out: &mut StandardOutput, headings: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
@@ -193,25 +211,38 @@ pub fn draw_table(out: &mut StandardOutput, headings: &[&str], rows: &[Vec<Strin
 
 /// The lines of such a table.
 pub fn lines(out: &StandardOutput, headings: &[&str], rows: &[Vec<String>]) -> Vec<String> {
-    let width = |at: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.width());
-        cells.chain([headings[at].width()]).max().unwrap_or(0).min(WIDEST)
-    };
-    let widths: Vec<usize> = (0..headings.len()).map(width).collect();
-    let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let mut line = String::new();
-        for (at, cell) in cells.enumerate() {
-            let padding = " ".repeat(widths[at].saturating_sub(cell.width()));
-            match at {
-                0 => line.extend([cell, &padding]),
-                _ => line.extend(["  ", &padding, cell]),
-            }
+    let widths: Vec<usize> = (0..headings.len()).map(|at| column_width(headings, rows, at).min(WIDEST)).collect();
+    let titles = out.styled(HEADING, table_line(headings, &widths)).to_string();
+    [titles].into_iter().chain(rows.iter().map(|row| table_line(row, &widths))).collect()
+}
+
+fn column_width(headings: &[&str], rows: &[Vec<String>], at: usize) -> usize {
+    let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.width());
+    cells.chain([headings[at].width()]).max().unwrap_or(0)
+}
+
+fn table_line(cells: &[impl AsRef<str>], widths: &[usize]) -> String {
+    let mut line = String::new();
+    for (at, cell) in cells.iter().map(AsRef::as_ref).enumerate() {
+        let padding = " ".repeat(widths[at].saturating_sub(cell.width()));
+        match at {
+            0 => line.extend([cell, &padding]),
+            _ => line.extend(["  ", &padding, cell]),
         }
-        line
-    };
-    let titles = out.styled(HEADING, line(&mut headings.iter().copied())).to_string();
-    let rows = rows.iter().map(|row| line(&mut row.iter().map(String::as_str)));
-    [titles].into_iter().chain(rows).collect()
+    }
+    line
+}
+
+/// Shortens the cells of `columns`, one column after the other, so that the rows fit on the terminal if possible. Files
+/// and programs get whole cells.
+pub fn fit_columns(out: &StandardOutput, headings: &[&str], rows: &mut [Vec<String>], columns: &[usize]) {
+    for at in columns.iter().copied().filter(|_| out.is_terminal) {
+        let others = (0..headings.len()).filter(|other| *other != at);
+        let others: usize = others.map(|other| column_width(headings, rows, other) + 2).sum();
+        for row in rows.iter_mut() {
+            row[at] = squeeze(&row[at], out.width.saturating_sub(others)).into_owned();
+        }
+    }
 }
 
 #[cfg(test)]

@@ -20,61 +20,64 @@ pub fn group_name(name: &str) -> String {
 /// Prints a table by dtype and one by module. If `exact`, numbers are not rounded.
 pub fn print_tables(breakdown: &TensorBreakdown, exact: bool, out: &mut StandardOutput) -> io::Result<()> {
     let TensorBreakdown { all, dtypes, modules, quantized } = breakdown;
-    let number = |number: u64, short: fn(u64) -> String| if exact { number.to_string() } else { short(number) };
-    let row = |(name, totals): &(&str, TensorTotals)| {
-        let TensorTotals { tensors, parameters, nbytes } = *totals;
-        // Avoids a division by zero.
-        let share = if all.nbytes == 0 { 0.0 } else { 100.0 * nbytes as f64 / all.nbytes as f64 };
-        let name = if name.is_empty() { "(none)".into() } else { printable(name) };
-        let (parameters, nbytes) = (number(parameters, format_count), number(nbytes, format_size));
-        vec![name.into_owned(), tensors.to_string(), parameters, nbytes, format!("{share:.1} %")]
-    };
     for (title, gap, groups) in [("DTYPE", "", dtypes), ("MODULE", "\n", modules)] {
-        let rows: Vec<_> = groups.iter().chain([&("total", *all)]).map(row).collect();
+        let rows = groups.iter().copied().chain([("total", *all)]).map(|(name, totals)| {
+            let name = if name.is_empty() { "(none)".into() } else { printable(name) };
+            row(&name, &totals, exact, format!("{:.1} %", totals.percent_of(all)))
+        });
         out.write_all(gap.as_bytes())?;
-        draw_table(out, &[title, "TENSORS", "PARAMETERS", "SIZE", "SHARE"], &rows)?;
+        draw_table(out, &[title, "TENSORS", "PARAMETERS", "SIZE", "SHARE"], &rows.collect::<Vec<_>>())?;
     }
     if quantized.is_empty() {
         return Ok(());
     }
-    let row = |QuantizationTotal { summary, totals, .. }: &QuantizationTotal| {
-        let TensorTotals { tensors, parameters, nbytes } = *totals;
+    let rows = quantized.iter().map(|QuantizationTotal { summary, totals, .. }| {
         let bits = totals.bits_per_weight().map_or(String::new(), |bits| format!("{bits:.2}"));
-        vec![summary.clone(), tensors.to_string(), number(parameters, format_count), number(nbytes, format_size), bits]
-    };
-    let rows: Vec<_> = quantized.iter().map(row).collect();
+        row(summary, totals, exact, bits)
+    });
     out.write_all(b"\n")?;
-    draw_table(out, &["QUANTIZATION", "WEIGHTS", "PARAMETERS", "SIZE", "BITS"], &rows)
+    draw_table(out, &["QUANTIZATION", "WEIGHTS", "PARAMETERS", "SIZE", "BITS"], &rows.collect::<Vec<_>>())
+}
+
+fn row(name: &str, totals: &TensorTotals, exact: bool, last: String) -> Vec<String> {
+    let TensorTotals { tensors, parameters, nbytes } = *totals;
+    let [parameters, nbytes] = match exact {
+        true => [parameters, nbytes].map(|number| number.to_string()),
+        false => [format_count(parameters), format_size(nbytes)],
+    };
+    vec![name.to_owned(), tensors.to_string(), parameters, nbytes, last]
 }
 
 /// Prints a line with the sum and the dtypes, one with the modules, and one with the quantized weights. Each has as
 /// many groups as fit, largest first.
 pub fn print_lines(breakdown: &TensorBreakdown, out: &mut StandardOutput) -> io::Result<()> {
     let TensorBreakdown { all, dtypes, modules, quantized } = breakdown;
-    let largest = |groups: &[(&str, TensorTotals)]| {
-        let mut groups: Vec<_> = groups.iter().collect();
-        groups.sort_by_key(|(_, totals)| Reverse(totals.nbytes));
-        groups
-            .iter()
-            .map(|(name, totals)| format!("{} {}", group_name(name), format_size(totals.nbytes)))
-            .collect::<Vec<_>>()
-    };
     let parameters =
         format!("{} parameter{}", format_count(all.parameters), if all.parameters == 1 { "" } else { "s" });
     let bits = all.bits_per_weight().unwrap_or(0.0);
     let all = format!("{}, {parameters}, {}", plural(all.tensors, "tensor"), format_size(all.nbytes));
     let width = out.width;
-    writeln!(out, "\n{}", in_a_line(&format!("{all}: "), &largest(dtypes), width))?;
+    writeln!(out, "\n{}", in_a_line(&format!("{all}: "), &largest_first(dtypes), width))?;
     // Tensors whose names have no dots are in no module.
     if modules.iter().any(|(name, _)| !name.is_empty()) {
-        writeln!(out, "{}", in_a_line("modules: ", &largest(modules), width))?;
+        writeln!(out, "{}", in_a_line("modules: ", &largest_first(modules), width))?;
     }
     if !quantized.is_empty() {
-        let one = |group: &QuantizationTotal| format!("{} ({})", plural(group.totals.tensors, "weight"), group.summary);
-        let groups: Vec<String> = quantized.iter().map(one).collect();
+        let groups = quantized.iter().map(|QuantizationTotal { summary, totals, .. }| {
+            let weights = plural(totals.tensors, "weight");
+            format!("{weights} ({summary})")
+        });
+        let groups: Vec<String> = groups.collect();
         writeln!(out, "{}", in_a_line(&format!("{bits:.2} bits per weight: "), &groups, width))?;
     }
     Ok(())
+}
+
+fn largest_first(groups: &[(&str, TensorTotals)]) -> Vec<String> {
+    let mut groups: Vec<_> = groups.iter().collect();
+    groups.sort_by_key(|(_, totals)| Reverse(totals.nbytes));
+    let texts = groups.iter().map(|(name, totals)| format!("{} {}", group_name(name), format_size(totals.nbytes)));
+    texts.collect()
 }
 
 /// `begin` and as many of `items` as fit into `columns` columns, but at least one.
@@ -93,19 +96,21 @@ fn in_a_line(begin: &str, items: &[String], columns: usize) -> String {
     line
 }
 
-/// Totals as JSON.
 pub fn to_json(breakdown: &TensorBreakdown) -> Value {
     let TensorBreakdown { all, dtypes, modules, quantized } = breakdown;
-    let with = |key: &str, groups: &[(&str, TensorTotals)]| {
-        let object = |(name, TensorTotals { tensors, parameters, nbytes }): &(&str, TensorTotals)| json!({key: name, "tensors": tensors, "parameters": parameters, "nbytes": nbytes});
-        groups.iter().map(object).collect::<Vec<_>>()
-    };
     json!({
         "tensors": all.tensors, "parameters": all.parameters, "nbytes": all.nbytes,
         "bits_per_weight": all.bits_per_weight(),
-        "dtypes": with("dtype", dtypes), "modules": with("module", modules),
+        "dtypes": groups_to_json("dtype", dtypes), "modules": groups_to_json("module", modules),
         "quantized": quantized.iter().map(quantization).collect::<Vec<_>>(),
     })
+}
+
+fn groups_to_json(key: &str, groups: &[(&str, TensorTotals)]) -> Value {
+    let objects = groups.iter().map(|(name, TensorTotals { tensors, parameters, nbytes })| {
+        json!({key: name, "tensors": tensors, "parameters": parameters, "nbytes": nbytes})
+    });
+    objects.collect()
 }
 
 /// Weights that are quantized in the same way, as JSON.

@@ -6,21 +6,21 @@
 //! each tensor is aligned to its elements.
 
 use super::gguf;
-use super::lines::{Out, TextLines, write_list};
-use super::metadata::MetadataObject;
+use super::lines::{Out, TextLines, TextPieces, write_list};
 use super::selection::{ExportTensors, numbers};
 use super::values::{self, FloatDtype, ValueConversion};
-use crate::content::{Content, Data, Segment, SegmentSeries, SourceRun};
+use crate::content::{Content, Error, GeneratedBytes, Segment, SegmentSeries, SourceRun, TakeSegment};
 use crate::format::safetensors::{MAX_HEADER, NAME as SAFETENSORS};
-use crate::format::{Dtype, MetadataValue, TensorInfo, numpy};
+use crate::format::{Dtype, TensorInfo, numpy};
 use crate::model::quantization::COMFY_METADATA;
 use crate::model::{self, Model, ShardId, TensorId, TensorNumbers, TensorParts};
 use crate::name;
 use crate::text::quote;
 use std::borrow::Cow;
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::io;
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -37,12 +37,10 @@ pub struct ModelExport {
     clean: Option<Content>,
     /// The first tensor that the file cannot hold.
     unfit: Option<UnfitTensor>,
-    /// Length of all header entries in bytes.
     entries_len: u64,
     data_len: u64,
 }
 
-/// A tensor that a file cannot hold.
 #[derive(Debug)]
 struct UnfitTensor {
     name: String,
@@ -61,10 +59,10 @@ impl HeaderFrame {
     /// `None` if the header would exceed the limit of the official reader.
     fn new(metadata: &str, entries: u64, align: Option<u64>) -> Option<Self> {
         let used = 8 + 1 + metadata.len() as u64 + entries + 1;
-        let fits = |data_start: &u64| data_start - 8 <= MAX_HEADER;
         // Near the limit, padding to a page may not fit.
         let units = align.map_or([PAGE, 8], |align| [align; 2]);
-        let data_start = units.iter().filter_map(|unit| used.checked_next_multiple_of(*unit)).find(fits)?;
+        let mut starts = units.iter().filter_map(|unit| used.checked_next_multiple_of(*unit));
+        let data_start = starts.find(|start| start - 8 <= MAX_HEADER)?;
         let head = [&(data_start - 8).to_le_bytes()[..], b"{", metadata.as_bytes()].concat();
         let mut tail = vec![b'}'];
         tail.resize(1 + (data_start - used) as usize, b' ');
@@ -79,9 +77,9 @@ struct ExportEntries {
     conversion: Option<ValueConversion>,
     /// The data offset of every [`MARKED`]th tensor, in bytes from the start of the data.
     offsets: Vec<u64>,
+    data_len: u64,
 }
 
-/// Distance between tensors whose offsets are kept.
 const MARKED: usize = 32;
 
 impl ModelExport {
@@ -95,85 +93,41 @@ impl ModelExport {
         conversion: Option<ValueConversion>,
         align: Option<u64>,
     ) -> Self {
-        let count = tensors.len(model);
-        let number = |at| numbers(model, tensors.at(model, at), conversion);
-        let unfit = (0..count).map(number).find(|numbers| written(numbers, conversion).is_none());
-        let unfit = unfit.map(|numbers| UnfitTensor {
+        let (model, offsets, data_len) = (model.clone(), Vec::new(), 0);
+        let mut entries = ExportEntries { model, tensors, conversion, offsets, data_len };
+        let unfit = entries.find(|numbers| written(numbers, conversion).is_none()).map(|numbers| UnfitTensor {
             name: quote(numbers.name()),
             dtype: numbers.dtype().quoted(),
             needs_conversion: conversion.is_none() && numbers.dtype().to_f32().is_some(),
         });
         // If all tensors have the dtype already, the file has the data of the source in the same order.
-        let conversion = conversion.filter(|_| (0..count).any(|at| is_converted(&number(at), conversion)));
+        let is_any_converted =
+            conversion.is_some() && entries.find(|numbers| is_converted(numbers, conversion)).is_some();
+        entries.conversion = conversion.filter(|_| is_any_converted);
         // Elements that have to be gathered are not runs of a file.
-        let is_series = conversion.is_some() || (0..count).any(|at| number(at).tensor.info.layout.is_some());
+        let is_series =
+            entries.conversion.is_some() || entries.find(|numbers| numbers.tensor.info.layout.is_some()).is_some();
         // The order of tensors in other formats does not align them in a safetensors file.
-        let is_same_order = !is_series && model.format() == SAFETENSORS;
-        let tensors = if is_same_order { tensors } else { aligned(model, tensors, conversion) };
-        let (mut offsets, mut data_len, mut fits) = (Vec::new(), 0u64, unfit.is_none());
-        let mut runs = MergedRuns::default();
-        for at in 0..count {
-            if at % MARKED == 0 {
-                offsets.push(data_len);
-            }
-            let numbers = numbers(model, tensors.at(model, at), conversion);
-            let nbytes = written(&numbers, conversion).map_or(0, |info| info.nbytes());
-            match numbers.tensor.parts {
-                _ if is_series => {}
-                TensorParts::One(shard) => runs.push(data_len, shard.index(), numbers.tensor.info.range),
-                TensorParts::Many(parts) => {
-                    for (part, len) in parts.iter() {
-                        runs.push(data_len + part.start, part.source, part.offset..part.offset + len);
-                    }
-                }
-            }
-            // Tensors of a damaged file may overlap, so their sum may exceed any file size.
-            let sum = nbytes.checked_add(data_len).filter(|sum| *sum <= DATA_MAX);
-            fits &= sum.is_some();
-            data_len = sum.unwrap_or(data_len);
+        if is_series || entries.model.format() != SAFETENSORS {
+            entries.align();
         }
-        let mut pairs = match gguf::has(model) {
-            true => gguf::texts(model).into_iter().map(Cow::Owned).collect(),
-            false if is_series => stored_metadata(model, None),
-            false => stored_metadata(model, Some((&runs.runs, data_len))),
+        let fits = entries.place() && unfit.is_none();
+        let runs = if is_series { None } else { Some(entries.runs()) };
+        let metadata = entries.metadata(runs.as_deref());
+        let data_len = entries.data_len;
+        let entries = Arc::new(entries);
+        let data = match runs {
+            Some(runs) => Segment::Extents(entries.model.extents(runs.into(), data_len)),
+            None => Segment::Series(entries.clone()),
         };
-        if conversion.is_some_and(|conversion| conversion.dequantized) {
-            // With this key, ComfyUI would dequantize the weights again.
-            pairs.retain(|pair| pair.0 != COMFY_METADATA);
-        }
-        let metadata = match &pairs[..] {
-            [] => String::new(),
-            pairs => {
-                let pairs: Vec<&(String, MetadataValue)> = pairs.iter().map(|pair| &**pair).collect();
-                // Serializing strings cannot fail.
-                let json = serde_json::to_string(&MetadataObject(&pairs)).unwrap_or_default();
-                format!("\"__metadata__\":{json}{}", if count == 0 { "" } else { "," })
-            }
-        };
-        let entries = Arc::new(ExportEntries { model: model.clone(), tensors, conversion, offsets });
-        let lines = Arc::new(TextLines::new(count, |positions, out| entries.write(positions, out)));
-        let data = match is_series {
-            false => Segment::Data(Data::Extents(model.extents(runs.runs.into(), data_len))),
-            true => {
-                let entries = entries.clone();
-                Segment::Series(SegmentSeries {
-                    len: data_len,
-                    visit: Arc::new(move |offset, take| entries.visit(offset, take)),
-                })
-            }
-        };
-        let content = |metadata: &str| {
-            let HeaderFrame { head, tail } = HeaderFrame::new(metadata, lines.len(), align).filter(|_| fits)?;
-            let entries = entries.clone();
-            Some(Content::new([
-                Segment::Literal(head.into()),
-                lines.segment(move |positions, out| entries.write(positions, out)),
-                Segment::Literal(tail.into()),
-                data.clone(),
-            ]))
-        };
-        let (with_metadata, clean) = (content(&metadata), content(""));
-        Self { with_metadata, clean, unfit, entries_len: lines.len(), data_len }
+        let lines = Arc::new(TextLines::new(entries));
+        let entries_len = lines.nbytes();
+        let [with_metadata, clean] = [&metadata[..], ""].map(|metadata| {
+            let HeaderFrame { head, tail } = HeaderFrame::new(metadata, entries_len, align).filter(|_| fits)?;
+            let (head, tail) = (Segment::Literal(head.into()), Segment::Literal(tail.into()));
+            Some(Content::new([head, Segment::Generated(lines.clone()), tail, data.clone()]))
+        });
+        Self { with_metadata, clean, unfit, entries_len, data_len }
     }
 
     /// The file, or `None` if there cannot be one. `clean` leaves out the metadata.
@@ -181,7 +135,6 @@ impl ModelExport {
         if clean { self.clean.as_ref() } else { self.with_metadata.as_ref() }
     }
 
-    /// Why the model cannot be exported as one file.
     pub fn refusal(&self) -> String {
         let Self { unfit, entries_len, data_len, .. } = self;
         if let Some(UnfitTensor { name, dtype, needs_conversion }) = unfit {
@@ -228,104 +181,148 @@ fn is_converted(numbers: &TensorNumbers, conversion: Option<ValueConversion>) ->
     numbers.weight.is_some() || written(numbers, conversion).is_some_and(|to| to.dtype != numbers.dtype())
 }
 
-/// The same tensors, those with larger elements first.
-fn aligned(model: &Model, tensors: ExportTensors, conversion: Option<ValueConversion>) -> ExportTensors {
-    let size = |id: &TensorId| {
-        let dtype = written(&numbers(model, *id, conversion), conversion).map(|info| info.dtype);
-        Reverse(dtype.and_then(Dtype::bits).unwrap_or(0))
-    };
-    let ids = (0..tensors.len(model)).map(|at| tensors.at(model, at));
-    if ids.clone().is_sorted_by_key(|id| size(&id)) {
-        return tensors;
-    }
-    let mut ids: Vec<TensorId> = ids.collect();
-    // Stable, so that tensors of the same size keep their order.
-    ids.sort_by_key(size);
-    ExportTensors::These(ids.into())
-}
-
-/// The metadata of a safetensors model for a new file, sorted by key. `data` are the runs of its data and their total
+/// The metadata of a safetensors model for a new file. `data` are the runs of its data and their total
 /// length in bytes, unless it is converted. Hashes of data are kept only if a source file has the same data; they are
 /// then those of that file.
-fn stored_metadata<'m>(model: &'m Model, data: Option<(&[SourceRun], u64)>) -> Vec<Cow<'m, (String, MetadataValue)>> {
-    let has_same_data = |shard: &ShardId| {
-        let start = model.shard(*shard).header.data_start();
-        let is_all = |len| model.source(*shard).len().checked_sub(start) == Some(len);
-        let is_its = |run: &SourceRun| (run.start, run.source, run.offset) == (0, shard.index(), start);
-        data.is_some_and(|(runs, len)| is_all(len) && runs.iter().all(is_its))
-    };
-    let same = model.shard_ids().find(has_same_data);
-    let hashes = same.map_or(&[][..], |shard| model.shard(shard).header.metadata());
+fn stored_metadata<'m>(model: &'m Model, data: Option<(&[SourceRun], u64)>) -> BTreeMap<&'m str, Cow<'m, str>> {
+    let same = model.shard_ids().find(|shard| data.is_some_and(|data| is_data_of(model, *shard, data)));
+    let hashes = same.map_or(&[][..], |shard| &model.shard(shard).header.metadata);
     let hashes = hashes.iter().filter(|(key, _)| model::is_data_hash(key));
     let others = model.metadata().iter().filter(|(key, _)| !model::is_data_hash(key));
-    let mut metadata: Vec<_> = others.chain(hashes).map(Cow::Borrowed).collect();
-    metadata.sort_by(|a, b| a.0.cmp(&b.0));
-    metadata
+    others.chain(hashes).map(|(key, value)| (&key[..], value.text().into())).collect()
+}
+
+/// Whether runs of a total length in bytes are all the data of a file.
+fn is_data_of(model: &Model, shard: ShardId, (runs, len): (&[SourceRun], u64)) -> bool {
+    let start = model.shard(shard).header.data_start;
+    let whole = SourceRun { start: 0, source: shard.index(), offset: start };
+    model.source(shard).len().checked_sub(start) == Some(len) && runs.iter().all(|run| *run == whole)
 }
 
 /// The files in `export/` and their names. With `dequantized`, the converted ones have the values of quantized weights.
 /// Logs a warning for each that cannot be made.
 pub fn export_files(model: &Arc<Model>, dequantized: bool) -> Vec<(String, Content)> {
-    let stem = model::model_name(model).unwrap_or_default();
-    // A copy in the directory of the model must not overwrite a file that the mount reads. The model itself, if it is
-    // one file, has the name without suffix.
-    let is_source = |file: &str| model.shards().iter().any(|shard| Path::new(&shard.name).ends_with(file));
-    let name = |suffix, format| {
-        let mut stem = stem.to_string_lossy().into_owned();
-        loop {
-            stem.push_str(suffix);
-            let file = format!("{}.{format}", name::encode_name(&stem));
-            if !is_source(&file) {
-                return file;
-            }
-        }
-    };
     let mut files = Vec::new();
     if gguf::has(model) {
         match gguf::file(model, ExportTensors::Whole) {
-            Some(content) => files.push((name("-whole", "gguf"), content)),
-            None => log::warn!("export/: -whole left out: too large for a file"),
+            Some(content) => files.push((export_name(model, "-whole", "gguf"), content)),
+            None => log::warn!("export/: -whole skipped: too large for a file"),
         }
     } else {
         let export = ModelExport::new(model, ExportTensors::Whole, None, None);
         if export.with_metadata.is_none() {
-            log::warn!("export/: left out: {}", export.refusal());
+            log::warn!("export/: skipped: {}", export.refusal());
         }
         let kinds = [("-whole", export.with_metadata), ("-clean", export.clean)];
-        files.extend(kinds.into_iter().filter_map(|(suffix, content)| Some((name(suffix, SAFETENSORS), content?))));
+        files.extend(
+            kinds.into_iter().filter_map(|(suffix, content)| Some((export_name(model, suffix, SAFETENSORS), content?))),
+        );
     }
     for (suffix, to) in [("-bf16", FloatDtype::Bf16), ("-f32", FloatDtype::F32)] {
         let conversion = Some(ValueConversion { to, dequantized });
         let export = ModelExport::new(model, ExportTensors::all(model, conversion), conversion, None);
         match export.with_metadata {
-            Some(content) => files.push((name(suffix, SAFETENSORS), content)),
-            None => log::warn!("export/: {suffix} left out: {}", export.refusal()),
+            Some(content) => files.push((export_name(model, suffix, SAFETENSORS), content)),
+            None => log::warn!("export/: {suffix} skipped: {}", export.refusal()),
         }
     }
     files
 }
 
-/// Runs of bytes. Adjacent runs are merged.
-#[derive(Default)]
-struct MergedRuns {
-    runs: Vec<SourceRun>,
-    /// Where the last run ends: source and offset.
-    end: Option<(usize, u64)>,
-}
-
-impl MergedRuns {
-    fn push(&mut self, start: u64, source: usize, range: Range<u64>) {
-        if range.is_empty() {
-            return;
+/// The name of a file in `export/`: that of the model with a suffix. A copy in the directory of the model must not
+/// overwrite a file that the mount reads, and the model itself, if it is one file, has the name without suffix.
+fn export_name(model: &Model, suffix: &str, format: &str) -> String {
+    let mut stem = model::model_name(model).unwrap_or_default().to_string_lossy().into_owned();
+    loop {
+        stem.push_str(suffix);
+        let file = format!("{}.{format}", name::encode_name(&stem));
+        if !model.shards.iter().any(|shard| Path::new(&shard.name).ends_with(&file)) {
+            return file;
         }
-        if self.end != Some((source, range.start)) {
-            self.runs.push(SourceRun { start, source, offset: range.start });
-        }
-        self.end = Some((source, range.end));
     }
 }
 
 impl ExportEntries {
+    /// The first tensor that `is_wanted`.
+    fn find(&self, is_wanted: impl Fn(&TensorNumbers) -> bool) -> Option<TensorNumbers<'_>> {
+        (0..self.count()).map(|at| self.numbers(at)).find(is_wanted)
+    }
+
+    fn count(&self) -> usize {
+        self.tensors.len(&self.model)
+    }
+
+    /// Sorts the tensors so that those with larger elements come first.
+    fn align(&mut self) {
+        let mut ids: Vec<TensorId> = (0..self.count()).map(|at| self.tensors.at(&self.model, at)).collect();
+        if !ids.is_sorted_by_key(|id| Reverse(self.bits(*id))) {
+            // Stable, so that tensors of the same size keep their order.
+            ids.sort_by_key(|id| Reverse(self.bits(*id)));
+            self.tensors = ExportTensors::These(ids.into());
+        }
+    }
+
+    /// Size of an element in the file, in bits.
+    fn bits(&self, id: TensorId) -> u64 {
+        let written = written(&numbers(&self.model, id, self.conversion), self.conversion);
+        written.and_then(|info| info.dtype.bits()).unwrap_or(0)
+    }
+
+    /// Places the data of the tensors one after the other. Returns whether a file can be that long: tensors of a
+    /// damaged file may overlap, so their sum may exceed any file size.
+    fn place(&mut self) -> bool {
+        let mut fits = true;
+        for at in 0..self.count() {
+            if at % MARKED == 0 {
+                self.offsets.push(self.data_len);
+            }
+            let nbytes = written(&self.numbers(at), self.conversion).map_or(0, |info| info.nbytes());
+            match nbytes.checked_add(self.data_len).filter(|sum| *sum <= DATA_MAX) {
+                Some(sum) => self.data_len = sum,
+                None => fits = false,
+            }
+        }
+        fits
+    }
+
+    /// The runs of all tensors, which all lie in runs.
+    fn runs(&self) -> Vec<SourceRun> {
+        let (mut runs, mut start) = (Vec::new(), 0u64);
+        for at in 0..self.count() {
+            let numbers = self.numbers(at);
+            let nbytes = written(&numbers, None).map_or(0, |info| info.nbytes());
+            match numbers.tensor.parts {
+                TensorParts::One(shard) => gguf::push_run(&mut runs, start, shard.index(), numbers.tensor.info.range),
+                TensorParts::Many(parts) => {
+                    for (part, len) in parts.iter() {
+                        gguf::push_run(&mut runs, start + part.start, part.source, part.offset..part.offset + len);
+                    }
+                }
+            }
+            start = start.saturating_add(nbytes);
+        }
+        runs
+    }
+
+    /// The header entry of the metadata, with a comma if tensors follow. `runs` are those of the data, if it lies in
+    /// runs.
+    fn metadata(&self, runs: Option<&[SourceRun]>) -> String {
+        let mut pairs = match gguf::has(&self.model) {
+            true => gguf::texts(&self.model),
+            false => stored_metadata(&self.model, runs.map(|runs| (runs, self.data_len))),
+        };
+        if self.conversion.is_some_and(|conversion| conversion.dequantized) {
+            // With this key, ComfyUI would dequantize the weights again.
+            pairs.remove(COMFY_METADATA);
+        }
+        if pairs.is_empty() {
+            return String::new();
+        }
+        // Serializing strings cannot fail.
+        let json = serde_json::to_string(&pairs).unwrap_or_default();
+        format!("\"__metadata__\":{json}{}", if self.count() == 0 { "" } else { "," })
+    }
+
     fn numbers(&self, at: usize) -> TensorNumbers<'_> {
         numbers(&self.model, self.tensors.at(&self.model, at), self.conversion)
     }
@@ -335,44 +332,58 @@ impl ExportEntries {
         written(numbers, self.conversion).unwrap_or_else(|| numbers.tensor.info.clone())
     }
 
-    /// Writes the entries at `positions`. A comma precedes every entry except the one at position 0.
+    fn segment(&self, numbers: &TensorNumbers) -> Segment {
+        let conversion = self.conversion.filter(|_| is_converted(numbers, self.conversion));
+        let converted = conversion.and_then(|ValueConversion { to, .. }| values::segment(&self.model, numbers, to));
+        converted.unwrap_or_else(|| self.model.data(&numbers.tensor))
+    }
+}
+
+impl TextPieces for Arc<ExportEntries> {
+    fn count(&self) -> usize {
+        self.tensors.len(&self.model)
+    }
+
+    /// A comma precedes every entry except the first one.
     fn write(&self, positions: Range<usize>, out: Out) -> io::Result<()> {
-        let info = |at| self.written(&self.numbers(at));
         let mark = positions.start / MARKED;
         let mut offset = self.offsets.get(mark).copied().unwrap_or(0);
         for at in mark * MARKED..positions.start {
-            offset = offset.saturating_add(info(at).nbytes());
+            offset = offset.saturating_add(self.written(&self.numbers(at)).nbytes());
         }
         for at in positions {
             if at > 0 {
                 out.write_all(b",")?;
             }
-            let tensor = info(at);
+            let tensor = self.written(&self.numbers(at));
             write_entry(&tensor, offset, &mut *out)?;
             // The sum only overflows if the data is too large, and then the file is not shown.
             offset = offset.saturating_add(tensor.nbytes());
         }
         Ok(())
     }
+}
 
-    /// Visits the data of the tensors from the one that contains the byte at `offset` on.
-    fn visit(&self, offset: u64, take: &mut dyn FnMut(&Segment, u64) -> ControlFlow<()>) {
-        let mark = self.offsets.partition_point(|begins| *begins <= offset).saturating_sub(1);
+impl SegmentSeries for ExportEntries {
+    fn nbytes(&self) -> u64 {
+        self.data_len
+    }
+
+    fn visit_segments(&self, part: &Range<u64>, take: &mut TakeSegment) -> Result<(), Error> {
+        let mark = self.offsets.partition_point(|begins| *begins <= part.start).saturating_sub(1);
         let mut begins = self.offsets.get(mark).copied().unwrap_or(0);
         for at in mark * MARKED..self.tensors.len(&self.model) {
+            if begins >= part.end {
+                break;
+            }
             let numbers = self.numbers(at);
             let ends = begins + self.written(&numbers).nbytes();
-            if ends > offset {
-                let conversion = self.conversion.filter(|_| is_converted(&numbers, self.conversion));
-                let segment =
-                    conversion.and_then(|ValueConversion { to, .. }| values::segment(&self.model, &numbers, to));
-                let segment = segment.unwrap_or_else(|| Segment::Data(self.model.data(&numbers.tensor)));
-                if take(&segment, begins).is_break() {
-                    return;
-                }
+            if ends > part.start && ends > begins {
+                take(&self.segment(&numbers), begins)?;
             }
             begins = ends;
         }
+        Ok(())
     }
 }
 

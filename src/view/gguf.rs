@@ -2,81 +2,94 @@
 //!
 //! The metadata is copied from the source byte for byte, in the same order.
 
-use super::lines::{Out, TextLines};
+use super::lines::{Out, TextLines, TextPieces};
 use super::selection::ExportTensors;
-use crate::content::{Content, Data, Extent, Extents, Segment, SourceRun};
+use crate::content::{Content, Extents, Segment, SourceRun};
 use crate::format::gguf::{ALIGNMENT_KEY, MAGIC, METADATA_START, NAME, SPLIT_PREFIX, alignment};
 use crate::format::{Header, MetadataValue, TensorInfo};
 use crate::model::{Model, Shard, Tensor, TensorId, TensorNumbers, TensorParts};
 use crate::source::{Source, ZeroSource};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Whether a model has this view.
 pub fn has(model: &Model) -> bool {
     model.format() == NAME
 }
 
-/// Whether a tensor is shown.
 pub fn gguf_shows(numbers: &TensorNumbers) -> bool {
     numbers.tensor.info.dtype.ggml().is_some()
 }
 
 /// A file that holds only this tensor, under its own name, with the `general.*` metadata of the first file.
 pub fn gguf_content(model: &Model, tensor: &Tensor) -> Content {
-    let Some(Shard { header, .. }) = model.shards().first() else { return Content::new([]) };
-    let pairs = header.pairs().iter().filter(|(key, _)| key.starts_with("general."));
-    let mut builder = GgufBuilder::new(model, 0, header, pairs.map(|(_, range)| range.clone()));
+    let Some(Shard { header, .. }) = model.shards.first() else { return Content::new([]) };
+    let pairs = header.pairs.iter().filter(|(key, _)| key.starts_with("general."));
+    let mut builder = GgufBuilder::new(model, header, pairs.map(|(_, range)| range.clone()));
     builder.tensor(model, tensor.id);
     let mut info = Vec::new();
     // Writing to a vector cannot fail.
     let _ = write_info(&tensor.info, 0, &mut info);
-    builder.finish(model, header, 1, info.len() as u64, Segment::Literal(info.into()))
+    builder.finish(model, header, 1, Segment::Literal(info.into()))
 }
 
 /// Tensors of a model in one file, with the metadata of the first file except the keys that describe a split. `None`
 /// if it would be too large for a file: tensors of damaged files may overlap.
 pub fn file(model: &Arc<Model>, tensors: ExportTensors) -> Option<Content> {
-    let header = &model.shards().first()?.header;
-    let pairs = header.pairs().iter().filter(|(key, _)| !key.starts_with(SPLIT_PREFIX));
-    let mut builder = GgufBuilder::new(model, 0, header, pairs.map(|(_, range)| range.clone()));
+    let header = &model.shards.first()?.header;
+    let pairs = header.pairs.iter().filter(|(key, _)| !key.starts_with(SPLIT_PREFIX));
+    let mut builder = GgufBuilder::new(model, header, pairs.map(|(_, range)| range.clone()));
     let count = tensors.len(model);
-    let offsets: Option<Arc<[u64]>> = (0..count).map(|at| builder.tensor(model, tensors.at(model, at))).collect();
+    let offsets: Option<Vec<u64>> = (0..count).map(|at| builder.tensor(model, tensors.at(model, at))).collect();
     let offsets = offsets?;
-    let of = model.clone();
-    let write = move |positions: Range<usize>, out: Out| -> io::Result<()> {
-        for at in positions {
-            write_info(&of.tensor(tensors.at(&of, at)).info, offsets[at], &mut *out)?;
-        }
-        Ok(())
-    };
-    let lines = Arc::new(TextLines::new(count, &write));
-    let content = builder.finish(model, header, count as u64, lines.len(), lines.segment(write));
+    let lines = Arc::new(TextLines::new(TensorInfos { model: model.clone(), tensors, offsets }));
+    let content = builder.finish(model, header, count as u64, Segment::Generated(lines));
     Some(content).filter(|content| content.len() <= LEN_MAX)
 }
 
-/// The metadata for a safetensors file, which has only strings, sorted by key. The tokenizer, long arrays, and keys
-/// that describe the layout or the quantization of the GGUF file are left out. The key `format` is added, because
-/// readers of safetensors files such as transformers require it.
-pub fn texts(model: &Model) -> Vec<(String, MetadataValue)> {
-    let is_left_out = |(key, value): &(String, MetadataValue)| {
-        ["tokenizer.", SPLIT_PREFIX].iter().any(|prefix| key.starts_with(prefix))
-            || LAYOUT.contains(&&key[..])
-            || value.is_array() && value.text().len() > ARRAY_MAX
-    };
-    let text = |value: &MetadataValue| {
-        if !value.is_array() {
-            return MetadataValue::string(value.text());
-        }
+struct TensorInfos {
+    model: Arc<Model>,
+    tensors: ExportTensors,
+    /// The offset of each tensor, in bytes from the beginning of the data.
+    offsets: Vec<u64>,
+}
+
+impl TextPieces for TensorInfos {
+    fn count(&self) -> usize {
+        self.offsets.len()
+    }
+
+    fn write(&self, mut positions: Range<usize>, out: Out) -> io::Result<()> {
+        positions.try_for_each(|at| {
+            let tensor = self.model.tensor(self.tensors.at(&self.model, at));
+            write_info(&tensor.info, self.offsets[at], out)
+        })
+    }
+}
+
+/// The metadata for a safetensors file, which has only strings. The tokenizer, long arrays, and keys that describe the
+/// layout or the quantization of the GGUF file are left out. The key `format` is added, because readers of safetensors
+/// files such as transformers require it.
+pub fn texts(model: &Model) -> BTreeMap<&str, Cow<'_, str>> {
+    let kept = model.metadata().iter().filter(|(key, value)| !is_left_out(key, value));
+    kept.map(|(key, value)| (&key[..], text_value(value))).chain([("format", "pt".into())]).collect()
+}
+
+fn is_left_out(key: &str, value: &MetadataValue) -> bool {
+    ["tokenizer.", SPLIT_PREFIX].iter().any(|prefix| key.starts_with(prefix))
+        || LAYOUT.contains(&key)
+        || value.is_array() && value.text().len() > ARRAY_MAX
+}
+
+/// A value as a string; an array as JSON.
+fn text_value(value: &MetadataValue) -> Cow<'_, str> {
+    match value.is_array() {
         // Serializing to memory cannot fail.
-        MetadataValue::string(serde_json::to_string(value).unwrap_or_default())
-    };
-    let kept = model.metadata().iter().filter(|pair| !is_left_out(pair));
-    let mut texts: Vec<_> = kept.map(|(key, value)| (key.clone(), text(value))).collect();
-    texts.push(("format".to_owned(), "pt".into()));
-    texts.sort_by(|a, b| a.0.cmp(&b.0));
-    texts
+        true => serde_json::to_string(value).unwrap_or_default().into(),
+        false => value.text().into(),
+    }
 }
 
 /// Keys that are left out: those that describe the layout or the quantization of a GGUF file, and `format`, which is
@@ -86,12 +99,9 @@ const LAYOUT: [&str; 4] = [ALIGNMENT_KEY, "general.file_type", "general.quantiza
 /// Length of the longest array, as text, that is kept as metadata of a safetensors file, in bytes.
 const ARRAY_MAX: usize = 4 << 10;
 
-/// Largest size of a file in bytes.
 const LEN_MAX: u64 = i64::MAX as u64;
 
-/// The parts of a file that is being composed.
 struct GgufBuilder {
-    /// The metadata.
     pairs: Vec<SourceRun>,
     pairs_len: u64,
     pair_count: u64,
@@ -104,10 +114,10 @@ struct GgufBuilder {
 }
 
 impl GgufBuilder {
-    fn new(model: &Model, source: usize, header: &Header, pairs: impl Iterator<Item = Range<u64>>) -> Self {
+    fn new(model: &Model, header: &Header, pairs: impl Iterator<Item = Range<u64>>) -> Self {
         let (mut runs, mut len, mut count) = (Vec::new(), 0, 0);
         for range in pairs {
-            push(&mut runs, len, source, range.clone());
+            push_run(&mut runs, len, 0, range.clone());
             len += range.end - range.start;
             count += 1;
         }
@@ -118,7 +128,7 @@ impl GgufBuilder {
             data: Vec::new(),
             data_len: 0,
             alignment: alignment(header),
-            zeros: model.sources().len(),
+            zeros: model.sources.len(),
         }
     }
 
@@ -133,39 +143,38 @@ impl GgufBuilder {
             }
             let end = offset.checked_add(tensor.info.nbytes())?;
             self.data_len = end.checked_next_multiple_of(self.alignment).filter(|len| *len <= LEN_MAX)?;
-            push(&mut self.data, offset, shard.index(), tensor.info.range);
-            push(&mut self.data, end, self.zeros, 0..self.data_len - end);
+            push_run(&mut self.data, offset, shard.index(), tensor.info.range);
+            push_run(&mut self.data, end, self.zeros, 0..self.data_len - end);
         }
         Some(offset)
     }
 
     /// The file: `infos` describes its tensors.
-    fn finish(self, model: &Model, header: &Header, tensors: u64, infos_len: u64, infos: Segment) -> Content {
+    fn finish(self, model: &Model, header: &Header, tensors: u64, infos: Segment) -> Content {
         let mut head = MAGIC.to_vec();
-        head.extend(header.version().unwrap_or(3).to_le_bytes());
+        head.extend(header.version.unwrap_or(3).to_le_bytes());
         head.extend(tensors.to_le_bytes());
         head.extend(self.pair_count.to_le_bytes());
-        let end = METADATA_START + self.pairs_len + infos_len;
+        let end = METADATA_START + self.pairs_len + infos.len();
         // The alignment can be up to 2^31 bytes.
         let zeros: Arc<dyn Source> = Arc::new(ZeroSource::new(self.alignment));
-        let padding = Extent { source: zeros.clone(), range: 0..end.next_multiple_of(self.alignment) - end };
-        let sources = model.sources().iter().cloned().chain([zeros]).collect();
-        let data =
-            |sources, runs: Vec<SourceRun>, len| Segment::Data(Data::Extents(Extents::new(sources, runs.into(), len)));
+        let padding = Segment::extent(&zeros, 0..end.next_multiple_of(self.alignment) - end);
+        let sources = model.sources.iter().cloned().chain([zeros]).collect();
         Content::new([
             Segment::Literal(head.into()),
-            data(model.sources().clone(), self.pairs, self.pairs_len),
+            Segment::Extents(model.extents(self.pairs.into(), self.pairs_len)),
             infos,
-            Segment::Data(Data::Extent(padding)),
-            data(sources, self.data, self.data_len),
+            padding,
+            Segment::Extents(Extents::new(sources, self.data.into(), self.data_len)),
         ])
     }
 }
 
 /// Adds a run. Adjacent runs are merged.
-fn push(runs: &mut Vec<SourceRun>, start: u64, source: usize, range: Range<u64>) {
-    let continues = |last: &SourceRun| last.source == source && last.offset + (start - last.start) == range.start;
-    if !range.is_empty() && !runs.last().is_some_and(continues) {
+pub fn push_run(runs: &mut Vec<SourceRun>, start: u64, source: usize, range: Range<u64>) {
+    let continues =
+        runs.last().is_some_and(|last| last.source == source && last.offset + (start - last.start) == range.start);
+    if !range.is_empty() && !continues {
         runs.push(SourceRun { start, source, offset: range.start });
     }
 }

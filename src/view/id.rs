@@ -12,19 +12,17 @@ impl View {
         Self(index as u8)
     }
 
-    /// The index in the table.
-    pub const fn index(self) -> usize {
-        self.0 as usize
+    pub const fn index(self) -> u8 {
+        self.0
     }
 }
 
-/// What a mount shows.
+/// The views that a mount shows, and its options for them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShownViews {
-    /// A bit for each view.
     views: u64,
     dequantized: bool,
-    /// What separates key and column in the names of datasets.
+    /// The separator of key and column in the names of datasets.
     separator: Option<Arc<str>>,
 }
 
@@ -36,7 +34,6 @@ impl Default for ShownViews {
 }
 
 impl ShownViews {
-    /// No views.
     pub const NONE: Self = Self { views: 0, dequantized: true, separator: None };
 
     /// These views and `view`.
@@ -54,17 +51,15 @@ impl ShownViews {
         Self { separator: Some(separator.into()), ..self }
     }
 
-    /// What separates key and column in the names of datasets in key-value mode, if it is not to be found out.
+    /// The separator of key and column in the names of datasets in key-value mode, if the user has given it.
     pub fn separator(&self) -> Option<&str> {
         self.separator.as_deref()
     }
 
-    /// Whether quantized weights are dequantized.
     pub fn is_dequantized(&self) -> bool {
         self.dequantized
     }
 
-    /// Whether a view is shown.
     pub fn contains(&self, view: View) -> bool {
         self.views >> view.0 & 1 == 1
     }

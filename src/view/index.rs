@@ -1,6 +1,6 @@
 //! `index.json`: a JSON object for each tensor, one per line.
 
-use super::lines::{Out, TextLines, write_list};
+use super::lines::{Out, TextLines, TextPieces, write_list};
 use crate::content::{Content, Segment};
 use crate::format::SkippedEntry;
 use crate::model::quantization::QuantizedWeight;
@@ -20,28 +20,47 @@ pub struct TensorDirs {
     pub in_shards: bool,
 }
 
-/// The file. Measures all lines.
 pub fn index_content(model: &Arc<Model>, dirs: TensorDirs) -> Content {
     let (mut head, mut tail) = (Vec::new(), Vec::new());
     // Writing to a vector cannot fail.
     let _ = write_head(model, &mut head).and_then(|()| write_tail(model, &mut tail));
-    let model = model.clone();
-    let count = model.listed().len();
-    let write = move |lines: Range<usize>, out: Out<'_>| write_lines(&model, dirs, lines, out);
-    let lines = Arc::new(TextLines::new(count, &write));
-    Content::new([Segment::Literal(head.into()), lines.segment(write), Segment::Literal(tail.into())])
+    let lines = Arc::new(TextLines::new(IndexLines { model: model.clone(), dirs }));
+    Content::new([Segment::Literal(head.into()), Segment::Generated(lines), Segment::Literal(tail.into())])
+}
+
+struct IndexLines {
+    model: Arc<Model>,
+    dirs: TensorDirs,
+}
+
+impl TextPieces for IndexLines {
+    fn count(&self) -> usize {
+        self.model.listed().len()
+    }
+
+    fn write(&self, mut lines: Range<usize>, out: Out) -> io::Result<()> {
+        let listed = self.model.listed();
+        lines.try_for_each(|line| {
+            write_line(&self.model, Some(self.dirs), listed.at(line), out)?;
+            out.write_all(if line + 1 == listed.len() { b"\n" } else { b",\n" })
+        })
+    }
+}
+
+/// Writes text up to a value, and the value.
+fn write_member(before: &str, value: &str, out: Out) -> io::Result<()> {
+    out.write_all(before.as_bytes())?;
+    write_json_string(value, out)
 }
 
 fn write_head(model: &Model, out: Out) -> io::Result<()> {
-    out.write_all(b"{\"source\": ")?;
-    write_json_string(&model.location().to_string(), out)?;
-    out.write_all(b", \"format\": ")?;
-    write_json_string(model.format(), out)?;
-    for (at, note) in model.quantized().notes().enumerate() {
+    write_member("{\"source\": ", &model.location.to_string(), out)?;
+    write_member(", \"format\": ", model.format(), out)?;
+    for (at, note) in model.quantized.notes().enumerate() {
         out.write_all(if at == 0 { b", \"notes\": [" } else { b", " })?;
         write_json_string(&note, out)?;
     }
-    if model.quantized().notes().next().is_some() {
+    if model.quantized.notes().next().is_some() {
         out.write_all(b"]")?;
     }
     out.write_all(b", \"tensors\": [\n")
@@ -52,19 +71,10 @@ fn write_tail(model: &Model, out: Out) -> io::Result<()> {
     for (at, SkippedEntry { name, reason, .. }) in model.skipped().enumerate() {
         out.write_all(if at == 0 { b"\n{\"name\": " } else { b",\n{\"name\": " })?;
         write_json_string(name, out)?;
-        out.write_all(b", \"reason\": ")?;
-        write_json_string(reason, out)?;
+        write_member(", \"reason\": ", reason, out)?;
         out.write_all(b"}")?;
     }
     out.write_all(b"]}\n")
-}
-
-fn write_lines(model: &Model, dirs: TensorDirs, mut lines: Range<usize>, out: Out) -> io::Result<()> {
-    let listed = model.listed();
-    lines.try_for_each(|line| {
-        write_line(model, Some(dirs), listed.at(line), out)?;
-        out.write_all(if line + 1 == listed.len() { b"\n" } else { b",\n" })
-    })
 }
 
 /// Writes a tensor as a line of `index.json`, without the `file` member.
@@ -75,10 +85,8 @@ pub fn write_tensor(model: &Model, tensor: TensorId, out: Out) -> io::Result<()>
 fn write_line(model: &Model, dirs: Option<TensorDirs>, tensor: TensorId, out: Out) -> io::Result<()> {
     let tensor = model.tensor(tensor);
     let info = &tensor.info;
-    out.write_all(b"{\"name\": ")?;
-    write_json_string(info.name, out)?;
-    out.write_all(b", \"dtype\": ")?;
-    write_json_string(info.dtype.name(), out)?;
+    write_member("{\"name\": ", info.name, out)?;
+    write_member(", \"dtype\": ", info.dtype.name(), out)?;
     out.write_all(b", \"shape\": [")?;
     write_list(info.shape, ", ", out)?;
     write!(out, "], \"nbytes\": {}", info.nbytes())?;
@@ -115,31 +123,24 @@ fn write_line(model: &Model, dirs: Option<TensorDirs>, tensor: TensorId, out: Ou
             out.write_all(b"]")?;
         }
     }
-    if let Some(weight) = model.quantized().weight(tensor.id) {
+    if let Some(weight) = model.quantized.weight(tensor.id) {
         out.write_all(b", \"quantization\": ")?;
         write_weight(model, &TensorNumbers { tensor, weight: Some(weight) }, weight, out)?;
-    } else if let Some(weight) = model.quantized().owner(tensor.id) {
-        out.write_all(b", \"companion_of\": ")?;
-        write_json_string(model.weight_name(weight), out)?;
-        out.write_all(b", \"role\": ")?;
-        write_json_string(weight.role(tensor.id.index()), out)?;
+    } else if let Some(weight) = model.quantized.owner(tensor.id) {
+        write_member(", \"companion_of\": ", model.weight_name(weight), out)?;
+        write_member(", \"role\": ", weight.role(tensor.id.index()), out)?;
     }
     out.write_all(b"}")
 }
 
-/// Writes how a weight is quantized.
 fn write_weight(model: &Model, numbers: &TensorNumbers, weight: &QuantizedWeight, out: Out) -> io::Result<()> {
     let class = &weight.class;
-    out.write_all(b"{\"name\": ")?;
-    write_json_string(numbers.name(), out)?;
+    write_member("{\"name\": ", numbers.name(), out)?;
     out.write_all(b", \"shape\": [")?;
     write_list(numbers.shape(), ", ", out)?;
-    out.write_all(b"], \"scheme\": ")?;
-    write_json_string(class.scheme.name, out)?;
-    out.write_all(b", \"dtype\": ")?;
-    write_json_string(class.dtype, out)?;
-    out.write_all(b", \"summary\": ")?;
-    write_json_string(&class.summary(), out)?;
+    write_member("], \"scheme\": ", class.scheme, out)?;
+    write_member(", \"dtype\": ", class.dtype, out)?;
+    write_member(", \"summary\": ", &class.summary(), out)?;
     write!(out, ", \"bits_per_weight\": {:.3}, \"companions\": [", weight.bits_per_weight())?;
     for (at, companion) in weight.companions().enumerate() {
         out.write_all(if at == 0 { b"" } else { b", " })?;
@@ -149,7 +150,6 @@ fn write_weight(model: &Model, numbers: &TensorNumbers, weight: &QuantizedWeight
 }
 
 fn write_extent(model: &Model, shard: ShardId, offset: u64, out: Out) -> io::Result<()> {
-    out.write_all(b"\"shard\": ")?;
-    write_json_string(&model.shard(shard).name, out)?;
+    write_member("\"shard\": ", &model.shard(shard).name, out)?;
     write!(out, ", \"offset\": {offset}")
 }

@@ -1,14 +1,13 @@
 //! `metadata/` and `metadata.json`: the metadata of a model and of each of its shards, and decoded `data:` URLs.
 
 use super::lines::Out;
-use crate::content::{Content, GeneratedBytes, Segment};
+use crate::content::{self, Content, GeneratedBytes, ReadRequest};
 use crate::format::MetadataValue;
-use crate::model::{Model, ShardId};
+use crate::model::{Model, ShardId, find_value};
 use crate::name;
 use crate::text::{quote, write_json_string};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde::{Serialize, Serializer};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io;
@@ -40,18 +39,9 @@ const ENDINGS: [(&str, &str); 14] = [
     ("audio/wav", "wav"),
 ];
 
-/// Keys and values that serialize as a JSON object, in the given order.
-pub struct MetadataObject<'a>(pub &'a [&'a (String, MetadataValue)]);
-
-impl Serialize for MetadataObject<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value.text())))
-    }
-}
-
 /// The metadata of the whole model, or of one shard, sorted by key.
 fn pairs(model: &Model, shard: Option<ShardId>) -> &[(String, MetadataValue)] {
-    shard.map_or(model.metadata(), |shard| model.shard(shard).header.metadata())
+    shard.map_or(model.metadata(), |shard| &model.shard(shard).header.metadata)
 }
 
 /// `metadata.json`: an object with one key per line; `{}` if there is no metadata.
@@ -84,7 +74,6 @@ pub struct MetadataFiles {
     cut: OnceLock<HashMap<(Option<ShardId>, String), usize>>,
 }
 
-/// The decoded value of a `data:` URL.
 #[derive(Debug)]
 struct DecodedUrl {
     /// The file name of the key, with the extension of the media type.
@@ -96,20 +85,18 @@ impl MetadataFiles {
     /// The files of a model. Decodes nothing yet.
     pub fn new(model: Arc<Model>) -> Self {
         let mut first = vec![model.metadata().len()];
-        first.extend(model.shards().iter().scan(model.metadata().len(), |next, shard| {
-            *next += shard.header.metadata().len();
+        first.extend(model.shards.iter().scan(model.metadata().len(), |next, shard| {
+            *next += shard.header.metadata.len();
             Some(*next)
         }));
         let (decoded, cut) = Default::default();
         Self { model, first, decoded, cut }
     }
 
-    /// Whether the `data:` URLs have been decoded.
     pub fn is_ready(&self) -> bool {
         self.decoded.get().is_some()
     }
 
-    /// Number of files in the directory of the whole model, or of one shard.
     pub fn len(&self, shard: Option<ShardId>) -> usize {
         let decoded = if shard.is_none() { self.decoded().len() } else { 0 };
         pairs(&self.model, shard).len() + decoded
@@ -123,7 +110,6 @@ impl MetadataFiles {
         }
     }
 
-    /// The name of a file.
     pub fn name(&self, file: usize) -> Option<Cow<'_, str>> {
         match self.value(file) {
             Some((key, _)) => Some(name::encode_name(key)),
@@ -146,21 +132,13 @@ impl MetadataFiles {
         Some(self.values() + at)
     }
 
-    /// The content of a file.
     pub fn content(&self, file: usize) -> Option<Content> {
         let Some((_, value)) = self.value(file) else {
             return Some(Content::literal(self.decoded().get(file - self.values())?.bytes.clone()));
         };
         let (model, shard) = (self.model.clone(), self.shard_of(file));
-        let at = file - self.first_of(shard);
-        Some(Content::new([Segment::Generated(GeneratedBytes::new(
-            value.bytes().len() as u64,
-            move |range, _, out| {
-                let value = pairs(&model, shard)[at].1.bytes();
-                out.extend_from_slice(&value[range.start as usize..range.end as usize]);
-                Ok(())
-            },
-        ))]))
+        let (index, len) = (file - self.first_of(shard), value.bytes().len() as u64);
+        Some(Content::generated(MetadataText { model, shard, index, len }))
     }
 
     /// Number of stored values: the files that are not decoded.
@@ -183,7 +161,7 @@ impl MetadataFiles {
     }
 
     fn decoded(&self) -> &[DecodedUrl] {
-        self.decoded.get_or_init(|| decoded(self.model.metadata()))
+        self.decoded.get_or_init(|| decode_urls(self.model.metadata()))
     }
 
     fn cut(&self) -> &HashMap<(Option<ShardId>, String), usize> {
@@ -196,27 +174,38 @@ impl MetadataFiles {
     }
 }
 
+/// The bytes of a metadata value, which the model holds.
+struct MetadataText {
+    model: Arc<Model>,
+    shard: Option<ShardId>,
+    /// The index of the key in the metadata of the model or the shard.
+    index: usize,
+    /// In bytes.
+    len: u64,
+}
+
+impl GeneratedBytes for MetadataText {
+    fn nbytes(&self) -> u64 {
+        self.len
+    }
+
+    fn fill(&self, buf: &mut [u8], offset: u64, _: &ReadRequest) -> Result<(), content::Error> {
+        let value = pairs(&self.model, self.shard)[self.index].1.bytes();
+        buf.copy_from_slice(&value[offset as usize..][..buf.len()]);
+        Ok(())
+    }
+}
+
 /// Decodes all values of the form `data:TYPE;base64,...`; sorted by file name. Values that cannot be decoded are left
 /// out, and the first few are logged.
-fn decoded(metadata: &[(String, MetadataValue)]) -> Vec<DecodedUrl> {
-    // The file name of a cut key ends in digits, so it never equals a name with an extension.
-    let is_taken = |file_name: &str| {
-        name::decode_name(file_name).is_some_and(|key| metadata.binary_search_by(|entry| entry.0[..].cmp(&key)).is_ok())
-    };
-    let mut left_out = 0;
-    let decode = |(key, value): &(String, MetadataValue)| {
-        let (media_type, text) = data_url(value.text())?;
+fn decode_urls(metadata: &[(String, MetadataValue)]) -> Vec<DecodedUrl> {
+    let (mut decoded, mut left_out) = (Vec::new(), 0);
+    for (key, value) in metadata {
+        let Some((media_type, text)) = data_url(value.text()) else { continue };
         let ending = ENDINGS.iter().find(|ending| ending.0 == media_type).map_or("bin", |ending| ending.1);
         let file_name = format!("{}.{ending}", name::encode_name(key));
-        let decoded = if text.len() / 4 * 3 > DECODED_MAX {
-            Err(format!("{} characters of base64 decode to more than {DECODED_MAX} bytes", text.len()))
-        } else if is_taken(&file_name) {
-            Err(format!("another key has the file name {}", quote(&file_name)))
-        } else {
-            STANDARD.decode(text).map_err(|error| format!("not valid base64: {error}"))
-        };
-        match decoded {
-            Ok(bytes) => Some(DecodedUrl { file_name, bytes: bytes.into() }),
+        match decode_url(metadata, &file_name, text) {
+            Ok(bytes) => decoded.push(DecodedUrl { file_name, bytes: bytes.into() }),
             Err(reason) => {
                 left_out += 1;
                 match left_out {
@@ -224,13 +213,23 @@ fn decoded(metadata: &[(String, MetadataValue)]) -> Vec<DecodedUrl> {
                     MORE => log::warn!("metadata: there are more values that cannot be decoded"),
                     _ => {}
                 }
-                None
             }
         }
-    };
-    let mut decoded: Vec<DecodedUrl> = metadata.iter().filter_map(decode).collect();
+    }
     decoded.sort_by(|a, b| a.file_name.cmp(&b.file_name));
     decoded
+}
+
+/// Decodes the base64 text of a value that will be shown as `file_name`.
+fn decode_url(metadata: &[(String, MetadataValue)], file_name: &str, text: &str) -> Result<Vec<u8>, String> {
+    if text.len() / 4 * 3 > DECODED_MAX {
+        return Err(format!("{} characters of base64 decode to more than {DECODED_MAX} bytes", text.len()));
+    }
+    // The file name of a cut key ends in digits, so it never equals a name with an extension.
+    if name::decode_name(file_name).is_some_and(|key| find_value(metadata, &key).is_some()) {
+        return Err(format!("another key has the file name {}", quote(file_name)));
+    }
+    STANDARD.decode(text).map_err(|error| format!("not valid base64: {error}"))
 }
 
 /// Media type and base64 text of a `data:` URL. Source: RFC 2397.

@@ -1,7 +1,6 @@
 //! Views of a model: the names and contents of the files in a mount. The directory tree is built in `fs`.
 
 mod export;
-mod f32;
 mod gguf;
 mod id;
 mod index;

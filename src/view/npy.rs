@@ -18,7 +18,6 @@ const ALIGNMENT: usize = 64;
 /// at most 64 dimensions.
 const RANK_MAX: usize = 8192;
 
-/// Whether a tensor is shown.
 pub fn npy_shows(numbers: &TensorNumbers) -> bool {
     let is_array = numbers.dtype().to_f32().is_some() || stored(numbers).is_some();
     is_array && numbers.shape().len() <= RANK_MAX
@@ -40,7 +39,7 @@ fn stored<'m>(numbers: &TensorNumbers<'m>) -> Option<&'m str> {
 /// The array file of a tensor: a header, then the stored bytes if NumPy has the dtype, otherwise float32.
 pub fn npy_content(model: &Model, numbers: &TensorNumbers) -> Content {
     let (descr, data) = match stored(numbers) {
-        Some(descr) => (descr, Some(Segment::Data(model.data(&numbers.tensor)))),
+        Some(descr) => (descr, Some(model.data(&numbers.tensor))),
         None => ("<f4", values::segment(model, numbers, FloatDtype::F32)),
     };
     let Some(data) = data else { return Content::new([]) };
@@ -64,11 +63,10 @@ fn header(descr: &str, shape: &[u64]) -> Vec<u8> {
     }
     dict.push_str("), }");
     // The header length has 16 bits in version 1.0 and 32 in 2.0, which shapes of thousands of dimensions need.
-    let padded = |prefix: usize| (prefix + dict.len() + 1).next_multiple_of(ALIGNMENT) - prefix;
     let v1 = MAGIC.len() + 2 + size_of::<u16>();
     let v2 = MAGIC.len() + 2 + size_of::<u32>();
     let mut header = MAGIC.to_vec();
-    let end = match u16::try_from(padded(v1)) {
+    let end = match u16::try_from(padded_len(&dict, v1)) {
         Ok(length) => {
             header.extend([1, 0]);
             header.extend(length.to_le_bytes());
@@ -76,14 +74,19 @@ fn header(descr: &str, shape: &[u64]) -> Vec<u8> {
         }
         Err(_) => {
             header.extend([2, 0]);
-            header.extend((padded(v2) as u32).to_le_bytes());
-            v2 + padded(v2)
+            header.extend((padded_len(&dict, v2) as u32).to_le_bytes());
+            v2 + padded_len(&dict, v2)
         }
     };
     header.extend(dict.as_bytes());
     header.resize(end - 1, b' ');
     header.push(b'\n');
     header
+}
+
+/// Length of the rest of a header after `prefix` bytes: the dictionary, spaces and a newline.
+fn padded_len(dict: &str, prefix: usize) -> usize {
+    (prefix + dict.len() + 1).next_multiple_of(ALIGNMENT) - prefix
 }
 
 #[cfg(test)]

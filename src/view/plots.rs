@@ -1,27 +1,18 @@
 //! `plots/`: a tensor as a PNG image.
 
-use super::results::{CachedResults, ResultKey};
-use super::stats::{computed, need, stats_count};
-use super::values::{each_value, own, step};
+use super::results::ResultKey;
+use super::stats::{ComputedFile, stats_count};
+use super::values::{each_value, step};
+use super::views::ModelViews;
 use crate::content::{Content, Error, ReadRequest};
 use crate::format::Dtype;
-use crate::model::{Model, TensorNumbers};
+use crate::model::TensorNumbers;
 use crate::plot::{self, HeatMap};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// The file of a tensor. It is rendered at the first read.
-pub fn plot_content(
-    model: &Arc<Model>,
-    numbers: &TensorNumbers,
-    results: &Arc<CachedResults>,
-    key: ResultKey,
-) -> Content {
-    let content = own(model, numbers);
-    let (model, tensor, is_dequantized) = (model.clone(), numbers.tensor.id, numbers.weight.is_some());
-    computed(plot::PNG_LEN, need(&content), results, key, move |request| {
-        render_picture(&model.numbers(tensor, is_dequantized), &content, request)
-    })
+pub fn plot_content(views: &ModelViews, numbers: &TensorNumbers, key: ResultKey) -> Content {
+    ComputedFile::content(views, numbers, key, plot::PNG_LEN, render_picture)
 }
 
 fn render_picture(numbers: &TensorNumbers, data: &Content, request: &ReadRequest) -> Result<Vec<u8>, Error> {

@@ -6,7 +6,6 @@ use crate::kept::KeptValues;
 use std::fmt;
 use std::sync::Arc;
 
-/// Capacity of the cache in bytes.
 const KEPT_MAX: usize = 64 << 20;
 
 /// Approximate memory of a cached result besides its bytes.
@@ -21,18 +20,17 @@ const HEADROOM: usize = 33 << 20;
 pub struct ResultKey {
     /// The number of the model in this mount.
     pub model: u32,
-    /// The view.
     pub view: View,
     /// The number of the file, or of the part.
     pub item: u32,
 }
 
 impl ResultKey {
-    /// What a request has to wait for before it computes the result, which needs `need`. The scheduler lets one of the
+    /// The wait of a request that computes the result, which needs `need`. The scheduler lets one of the
     /// requests for a result compute it.
     pub fn wait(self, need: WaitResource) -> WaitFor {
         let Self { model, view, item } = self;
-        WaitFor { need, key: Some(content::ResultId { model, kind: view.index() as u8, item }) }
+        WaitFor { need, key: Some(content::ResultId { model, kind: view.index(), item }) }
     }
 }
 
@@ -65,7 +63,6 @@ impl CachedResults {
         Ok(result)
     }
 
-    /// The cached result for a key.
     pub fn kept(&self, key: ResultKey) -> Option<Arc<[u8]>> {
         self.0.find(&key)
     }

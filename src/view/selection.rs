@@ -7,13 +7,10 @@ use std::sync::Arc;
 /// The tensors of an export, in the order of the data.
 #[derive(Debug, Clone)]
 pub enum ExportTensors {
-    /// All logical tensors of the model.
     Whole,
-    /// These logical tensors only.
     These(Arc<[TensorId]>),
 }
 
-/// A tensor as it is exported.
 pub fn numbers(model: &Model, tensor: TensorId, conversion: Option<ValueConversion>) -> TensorNumbers<'_> {
     model.numbers(tensor, is_dequantized(conversion))
 }
@@ -30,20 +27,22 @@ impl ExportTensors {
         conversion: Option<ValueConversion>,
         is_wanted: impl Fn(&TensorNumbers) -> bool,
     ) -> Self {
-        let is_part = |id: TensorId| is_dequantized(conversion) && model.quantized().is_companion(id);
-        let is_chosen = |id: &TensorId| !is_part(*id) && is_wanted(&numbers(model, *id, conversion));
-        Self::These(model.logical().iter().filter(is_chosen).collect())
+        let mut ids: Vec<TensorId> = model.logical().iter().collect();
+        if is_dequantized(conversion) {
+            ids.retain(|id| !model.quantized.is_companion(*id));
+        }
+        ids.retain(|id| is_wanted(&numbers(model, *id, conversion)));
+        Self::These(ids.into())
     }
 
     /// All logical tensors, without the companions of weights that are dequantized.
     pub fn all(model: &Model, conversion: Option<ValueConversion>) -> Self {
-        match is_dequantized(conversion) && !model.quantized().weights().is_empty() {
+        match is_dequantized(conversion) && !model.quantized.weights().is_empty() {
             true => Self::choose(model, conversion, |_| true),
             false => Self::Whole,
         }
     }
 
-    /// Number of tensors.
     pub fn len(&self, model: &Model) -> usize {
         match self {
             Self::Whole => model.logical().len(),
@@ -51,10 +50,7 @@ impl ExportTensors {
         }
     }
 
-    /// The tensor at a position.
-    ///
-    /// # Panics
-    /// If `position` is not below [`ExportTensors::len`].
+    /// The tensor at a position. Panics if that is not below [`ExportTensors::len`].
     pub fn at(&self, model: &Model, position: usize) -> TensorId {
         match self {
             Self::Whole => model.logical().at(position),

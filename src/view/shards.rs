@@ -10,10 +10,8 @@ use crate::text::escape_json;
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// File name of the index.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// The tensors of each shard.
 #[derive(Debug)]
 pub struct ShardTensors {
     files: Vec<Vec<TensorId>>,
@@ -50,13 +48,15 @@ impl ShardTensors {
         self.files.len()
     }
 
-    /// The file name of each shard and its tensors.
     pub fn files(&self) -> impl Iterator<Item = (String, &[TensorId])> {
-        let name = |at: usize| match self.count() {
-            1 => "model.safetensors".to_owned(),
-            count => format!("model-{:05}-of-{count:05}.safetensors", at + 1),
-        };
-        self.files.iter().enumerate().map(move |(at, tensors)| (name(at), &tensors[..]))
+        let count = self.count();
+        self.files.iter().enumerate().map(move |(at, tensors)| {
+            let name = match count {
+                1 => "model.safetensors".to_owned(),
+                _ => format!("model-{:05}-of-{count:05}.safetensors", at + 1),
+            };
+            (name, &tensors[..])
+        })
     }
 
     /// File name and text of the index. A single shard has none.
@@ -64,17 +64,17 @@ impl ShardTensors {
         if self.count() == 1 {
             return None;
         }
-        let numbers = |id: &TensorId| numbers(model, *id, self.conversion);
-        let sum = |part: &dyn Fn(&TensorNumbers) -> u64| -> u64 {
-            self.files.iter().flatten().map(|id| part(&numbers(id))).fold(0, u64::saturating_add)
-        };
-        let (parameters, nbytes) =
-            (sum(&|numbers| numbers.elements()), sum(&|numbers| nbytes(numbers, self.conversion)));
-        let files: Vec<_> = self.files().collect();
-        let entries = files.iter().flat_map(|(file, tensors)| tensors.iter().map(move |id| (*id, file)));
-        let weight_map: BTreeMap<&str, &String> = entries.map(|(id, file)| (numbers(&id).name(), file)).collect();
+        let (mut parameters, mut size, mut weight_map) = (0u64, 0u64, BTreeMap::new());
+        for (file, tensors) in self.files() {
+            for id in tensors {
+                let numbers = numbers(model, *id, self.conversion);
+                parameters = parameters.saturating_add(numbers.elements());
+                size = size.saturating_add(nbytes(&numbers, self.conversion));
+                weight_map.insert(numbers.name(), file.clone());
+            }
+        }
         // Serializing strings and numbers cannot fail.
-        let metadata = json!({"total_parameters": parameters, "total_size": nbytes});
+        let metadata = json!({"total_parameters": parameters, "total_size": size});
         let text =
             serde_json::to_string_pretty(&json!({"metadata": metadata, "weight_map": weight_map})).unwrap_or_default();
         // Python's json module escapes everything except printable ASCII.

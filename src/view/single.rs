@@ -10,7 +10,6 @@ const RANK_MAX: usize = 8192;
 /// Longest name of a tensor that is shown, in bytes, for the same reason.
 const NAME_MAX: usize = 1 << 20;
 
-/// Whether a tensor is shown.
 pub fn single_shows(numbers: &TensorNumbers) -> bool {
     let tensor = &numbers.tensor.info;
     can_hold(tensor.dtype) && tensor.shape.len() <= RANK_MAX && tensor.name.len() <= NAME_MAX
@@ -27,5 +26,5 @@ pub fn single_content(model: &Model, tensor: &Tensor) -> Content {
     header.resize(header.len().next_multiple_of(8), b' ');
     let length = header.len() as u64 - 8;
     header[..8].copy_from_slice(&length.to_le_bytes());
-    Content::new([Segment::Literal(header.into()), Segment::Data(model.data(tensor))])
+    Content::new([Segment::Literal(header.into()), model.data(tensor)])
 }

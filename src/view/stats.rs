@@ -2,9 +2,10 @@
 
 use super::results::{CachedResults, ResultKey};
 use super::values::{each_value, own, step};
-use crate::content::{Content, Error, GeneratedBytes, ReadRequest, Segment, WaitResource};
+use super::views::ModelViews;
+use crate::content::{Content, Error, GeneratedBytes, ReadRequest, WaitResource};
 use crate::format::Dtype;
-use crate::model::{Model, TensorNumbers};
+use crate::model::{Model, TensorId, TensorNumbers};
 use crate::stats::{self, StatsAccumulator, TensorStats};
 use crate::threads::{self, cores};
 use std::sync::Arc;
@@ -12,62 +13,82 @@ use std::sync::Arc;
 /// Smallest share of a thread, in bytes. Smaller tensors are processed by one thread.
 const PART_MIN: u64 = 4 << 20;
 
-/// Whether a tensor is shown.
 pub fn stats_shows(numbers: &TensorNumbers) -> bool {
     stats::has(numbers.dtype())
 }
 
 /// The file of a tensor. The whole file is computed at the first read.
-pub fn stats_content(
-    model: &Arc<Model>,
-    numbers: &TensorNumbers,
-    results: &Arc<CachedResults>,
-    key: ResultKey,
-) -> Content {
-    let content = own(model, numbers);
-    let (model, tensor, is_dequantized) = (model.clone(), numbers.tensor.id, numbers.weight.is_some());
-    computed(stats::json_len(numbers.elements()), need(&content), results, key, move |request| {
-        let numbers = model.numbers(tensor, is_dequantized);
-        Ok(stats_count(numbers.dtype(), &content, request)?.to_json())
+pub fn stats_content(views: &ModelViews, numbers: &TensorNumbers, key: ResultKey) -> Content {
+    ComputedFile::content(views, numbers, key, stats::json_len(numbers.elements()), |numbers, data, request| {
+        Ok(stats_count(numbers.dtype(), data, request)?.to_json())
     })
 }
 
-/// What a pass over these bytes needs.
+/// The need of a pass over these bytes.
 pub(super) fn need(content: &Content) -> WaitResource {
     WaitResource::Cores { bytes: content.len(), device: content.device() }
 }
 
-/// A file of `len` bytes that `compute` returns as a whole. The result is cached under `key`.
-pub(super) fn computed(
-    len: usize,
-    need: WaitResource,
-    results: &Arc<CachedResults>,
+/// A file that is computed as a whole from the numbers of a tensor at the first read, and then cached.
+pub(super) struct ComputedFile {
+    model: Arc<Model>,
+    tensor: TensorId,
+    is_dequantized: bool,
+    data: Content,
+    results: Arc<CachedResults>,
     key: ResultKey,
-    compute: impl Fn(&ReadRequest) -> Result<Vec<u8>, Error> + Send + Sync + 'static,
-) -> Content {
-    let results = results.clone();
-    Content::new([Segment::Generated(GeneratedBytes::new(len as u64, move |range, request, out| {
-        let whole = results.get(key, need, request, || compute(request))?;
-        out.extend_from_slice(&whole[range.start as usize..range.end as usize]);
-        Ok(())
-    }))])
+    len: usize,
+    compute: ComputeFile,
 }
 
-/// The statistics of all values in `data`.
+/// Computes the bytes of a file from numbers and their data.
+type ComputeFile = fn(&TensorNumbers, &Content, &ReadRequest) -> Result<Vec<u8>, Error>;
+
+impl ComputedFile {
+    /// A file of `len` bytes.
+    pub fn content(
+        views: &ModelViews,
+        numbers: &TensorNumbers,
+        key: ResultKey,
+        len: usize,
+        compute: ComputeFile,
+    ) -> Content {
+        let (model, results, data) = (views.model.clone(), views.results.clone(), own(&views.model, numbers));
+        let (tensor, is_dequantized) = (numbers.tensor.id, numbers.weight.is_some());
+        Content::generated(Self { model, tensor, is_dequantized, data, results, key, len, compute })
+    }
+}
+
+impl GeneratedBytes for ComputedFile {
+    fn nbytes(&self) -> u64 {
+        self.len as u64
+    }
+
+    fn fill(&self, buf: &mut [u8], offset: u64, request: &ReadRequest) -> Result<(), Error> {
+        let whole = self.results.get(self.key, need(&self.data), request, || {
+            (self.compute)(&self.model.numbers(self.tensor, self.is_dequantized), &self.data, request)
+        })?;
+        buf.copy_from_slice(&whole[offset as usize..][..buf.len()]);
+        Ok(())
+    }
+}
+
 pub(super) fn stats_count(dtype: Dtype, data: &Content, request: &ReadRequest) -> Result<TensorStats, Error> {
-    let none = || Error::Compute(format!("{dtype} has no values to count"));
+    let mut whole = empty_stats(dtype)?;
     let step = step(dtype);
     // Every part except the last consists of whole blocks.
     let share = data.len().div_ceil(cores() as u64).max(PART_MIN).next_multiple_of(step);
     let counted = threads::map_parallel(data.len().div_ceil(share).max(1) as usize, |at| {
-        let mut counted = StatsAccumulator::new(dtype).ok_or_else(none)?;
+        let mut counted = empty_stats(dtype)?;
         let part = at as u64 * share..((at as u64 + 1) * share).min(data.len());
         each_value(data, part, step, request, |bytes| counted.add(bytes)).map(|()| counted)
     });
-    let mut counted = counted.into_iter();
-    let mut whole = counted.next().ok_or_else(none)??;
     for counted in counted {
         whole.merge(&counted?);
     }
     Ok(whole.finish())
+}
+
+fn empty_stats(dtype: Dtype) -> Result<StatsAccumulator, Error> {
+    StatsAccumulator::new(dtype).ok_or_else(|| Error::Compute(format!("{dtype} has no values to count")))
 }

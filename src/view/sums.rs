@@ -1,11 +1,11 @@
 //! `SHA256SUMS`: a line for each logical tensor, in the format of sha256sum(1). A tensor is hashed when its line is
 //! read.
 
-use super::lines::{Out, TextLines, length};
+use super::lines::{Out, TextLines, TextPieces};
 use super::results::{CachedResults, ResultKey};
 use super::stats::need;
 use super::values::each_value;
-use crate::content::{Content, Error, GeneratedBytes, ReadRequest, Segment, WaitResource};
+use crate::content::{Content, Error, GeneratedBytes, ReadRequest, WaitResource};
 use crate::model::{Model, TensorId};
 use crate::name;
 use crate::text::HexDigits;
@@ -20,44 +20,89 @@ const STEP: u64 = 1 << 20;
 
 /// The file. Measures all lines and hashes nothing yet. Hashes are cached under `key`, with the tensor as the item.
 pub fn sums_content(model: &Arc<Model>, results: &Arc<CachedResults>, key: ResultKey) -> Content {
-    let (model, results) = (model.clone(), results.clone());
-    let lines = TextLines::new(model.logical().len(), |lines, out| write_blank(&model, lines, out));
-    Content::new([Segment::Generated(GeneratedBytes::new(lines.len(), move |range, request, out| {
-        let logical = model.logical();
-        let (first, start) = lines.find(range.start, |lines, out| write_blank(&model, lines, out));
-        let mut ends = start;
-        let touched = (first..logical.len()).map(|line| logical.at(line)).take_while(|tensor| {
-            let begins = ends;
-            ends += length(|out| write_line(&model, *tensor, &[0; 32], out));
-            begins < range.end
-        });
-        let touched: Vec<TensorId> = touched.collect();
-        let key_of = |tensor: TensorId| ResultKey { item: tensor.into(), ..key };
-        let missing = touched.iter().filter(|tensor| results.kept(key_of(**tensor)).is_none());
-        let needs = missing.map(|tensor| need(&stored(&model, *tensor)));
-        if let Some(need) = needs.reduce(with) {
-            request.wait(key.wait(need))?;
+    Content::generated(SumsFile { lines: TextLines::new(BlankSums(model.clone())), results: results.clone(), key })
+}
+
+/// The text of the file. Its lines are as long as those with zeros instead of hashes.
+struct SumsFile {
+    lines: TextLines<BlankSums>,
+    results: Arc<CachedResults>,
+    key: ResultKey,
+}
+
+/// Lines with zeros instead of hashes.
+struct BlankSums(Arc<Model>);
+
+impl TextPieces for BlankSums {
+    fn count(&self) -> usize {
+        self.0.logical().len()
+    }
+
+    fn write(&self, mut lines: Range<usize>, out: Out) -> io::Result<()> {
+        let logical = self.0.logical();
+        lines.try_for_each(|line| write_line(&self.0, logical.at(line), &[0; 32], out))
+    }
+}
+
+impl SumsFile {
+    fn model(&self) -> &Model {
+        &self.lines.pieces().0
+    }
+
+    fn key_of(&self, tensor: TensorId) -> ResultKey {
+        ResultKey { item: tensor.into(), ..self.key }
+    }
+
+    /// The hash of a tensor, for which the request has waited.
+    fn hash_of(&self, tensor: TensorId, request: &ReadRequest) -> Result<Arc<[u8]>, Error> {
+        self.results.get(self.key_of(tensor), NOTHING, &ReadRequest::WAIT, || {
+            sha256(&stored_content(self.model(), tensor), request)
+        })
+    }
+
+    /// The tensors whose lines overlap `range`, and the offset of the first line.
+    fn lines_in(&self, range: &Range<u64>) -> (Vec<TensorId>, u64) {
+        let logical = self.model().logical();
+        let (first, start) = self.lines.find(range.start);
+        let (mut touched, mut ends) = (Vec::new(), start);
+        for line in first..logical.len() {
+            if ends >= range.end {
+                break;
+            }
+            touched.push(logical.at(line));
+            ends += self.lines.pieces().measure(line..line + 1);
         }
-        let hashes = threads::map_parallel(touched.len(), |at| {
-            let compute = || sha256(&stored(&model, touched[at]), request);
-            // The request has waited for this above.
-            results.get(key_of(touched[at]), NOTHING, &ReadRequest::WAIT, compute)
-        });
+        (touched, start)
+    }
+}
+
+impl GeneratedBytes for SumsFile {
+    fn nbytes(&self) -> u64 {
+        self.lines.nbytes()
+    }
+
+    fn fill(&self, buf: &mut [u8], offset: u64, request: &ReadRequest) -> Result<(), Error> {
+        let (touched, start) = self.lines_in(&(offset..offset + buf.len() as u64));
+        let missing = touched.iter().filter(|tensor| self.results.kept(self.key_of(**tensor)).is_none());
+        let needs = missing.map(|tensor| need(&stored_content(self.model(), *tensor)));
+        if let Some(need) = needs.reduce(with) {
+            request.wait(self.key.wait(need))?;
+        }
+        let hashes = threads::map_parallel(touched.len(), |at| self.hash_of(touched[at], request));
         let mut text = Vec::new();
         for (tensor, hash) in touched.iter().zip(hashes) {
             // Writing to a vector cannot fail.
-            let _ = write_line(&model, *tensor, &hash?, &mut text);
+            let _ = write_line(self.model(), *tensor, &hash?, &mut text);
         }
-        let from = (range.start - start) as usize;
-        out.extend_from_slice(&text[from..from + (range.end - range.start) as usize]);
+        buf.copy_from_slice(&text[(offset - start) as usize..][..buf.len()]);
         Ok(())
-    }))])
+    }
 }
 
 /// The need of a hash that is a part of a computation for which the request has waited.
 const NOTHING: WaitResource = WaitResource::Cores { bytes: 0, device: None };
 
-/// What two computations need together. The device is that of the first one.
+/// The needs of two computations together. The device is that of the first one.
 fn with(first: WaitResource, second: WaitResource) -> WaitResource {
     match (first, second) {
         (WaitResource::Cores { bytes, device }, WaitResource::Cores { bytes: more, .. }) => {
@@ -67,20 +112,14 @@ fn with(first: WaitResource, second: WaitResource) -> WaitResource {
     }
 }
 
-fn stored(model: &Model, tensor: TensorId) -> Content {
-    Content::new([Segment::Data(model.data(&model.tensor(tensor)))])
+fn stored_content(model: &Model, tensor: TensorId) -> Content {
+    model.data(&model.tensor(tensor)).into()
 }
 
 fn sha256(data: &Content, request: &ReadRequest) -> Result<Vec<u8>, Error> {
     let mut hasher = Sha256::new();
     each_value(data, 0..data.len(), STEP, request, |bytes| hasher.update(bytes))?;
     Ok(hasher.finalize().to_vec())
-}
-
-/// Writes lines with zeros instead of hashes. They have the same lengths as the real ones.
-fn write_blank(model: &Model, mut lines: Range<usize>, out: Out) -> io::Result<()> {
-    let logical = model.logical();
-    lines.try_for_each(|line| write_line(model, logical.at(line), &[0; 32], out))
 }
 
 fn write_line(model: &Model, tensor: TensorId, hash: &[u8], out: Out) -> io::Result<()> {
@@ -90,7 +129,5 @@ fn write_line(model: &Model, tensor: TensorId, hash: &[u8], out: Out) -> io::Res
     if name.contains('\\') {
         out.write_all(b"\\")?;
     }
-    // sha256sum reads standard input if the name is `-`.
-    let name = if name == "-" { "./-".into() } else { name };
-    writeln!(out, "{}  {}", HexDigits(hash), name.replace('\\', "\\\\"))
+    writeln!(out, "{}  tensors/{}", HexDigits(hash), name.replace('\\', "\\\\"))
 }

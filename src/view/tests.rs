@@ -6,7 +6,7 @@ use crate::content::{Content, Error, ReadRequest};
 use crate::format::ParseMode;
 use crate::model::{Model, ShardId, TensorId};
 use crate::name;
-use crate::source::{self, Bytes, MemorySource, Source, SourceStat};
+use crate::source::{self, Bytes, MemorySource, Source, SourceInfo};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use std::ops::Range;
@@ -216,8 +216,8 @@ proptest! {
     fn views_match_official_reader(tensors in tensors(), data in prop::collection::vec(any::<u8>(), 1..300)) {
         let (views, file) = views(&tensors, &data, r#"{"k":"v","a":"\""}"#);
         let official = SafeTensors::deserialize(&file).unwrap();
-        for item in 0..views.model().logical().len() {
-            let name = views.model().name(TensorId::new(item)).to_owned();
+        for item in 0..views.model.logical().len() {
+            let name = views.model.name(TensorId::new(item)).to_owned();
             let (_, dtype, _, shape) = tensors.iter().find(|tensor| tensor.0 == name).unwrap();
             let bytes = official.tensor(&name).unwrap().data();
             prop_assert_eq!(read(&views, "tensors", item), bytes);
@@ -403,8 +403,8 @@ fn valid_data_urls_are_decoded_and_others_skipped() {
     let metadata = r#"{"modelspec.thumbnail":"data:image/jpeg;base64,/9j/4A==","bad":"data:image/png;base64,???","text":"data:,x",
         "odd/type":"data:x/y;charset=utf-8;base64,AAEC","taken":"data:text/plain;base64,eA==","taken.txt":"mine"}"#;
     let (views, _) = views(&[], b"x", metadata);
-    let files = views.metadata();
-    let values = views.model().metadata().len();
+    let files = &views.metadata;
+    let values = views.model.metadata().len();
     let found: Vec<_> = (values..files.len(None))
         .map(|position| files.at(None, position))
         .map(|file| (files.name(file).unwrap().into_owned(), read(&views, "metadata", file)))
@@ -419,7 +419,7 @@ fn data_urls_over_32_mib_are_not_decoded() {
     let decoded = |bytes: usize| {
         let text = "A".repeat(bytes / 3 * 4);
         let (views, _) = views(&[], b"x", &format!(r#"{{"k":"data:image/png;base64,{text}"}}"#));
-        let files = views.metadata();
+        let files = &views.metadata;
         (1..files.len(None)).map(|position| read(&views, "metadata", files.at(None, position)).len()).sum::<usize>()
     };
     assert_eq!(decoded(32 << 20), (32 << 20) / 3 * 3);
@@ -428,36 +428,32 @@ fn data_urls_over_32_mib_are_not_decoded() {
 
 /// A source of `i64::MAX` bytes: the given bytes, followed by zeros.
 #[derive(Debug)]
-struct Huge(Vec<u8>);
+struct Huge(Vec<u8>, SourceInfo);
+
+impl Huge {
+    fn new(bytes: Vec<u8>) -> Self {
+        Self(bytes, SourceInfo::anonymous(i64::MAX as u64))
+    }
+}
 
 impl Source for Huge {
-    fn len(&self) -> u64 {
-        i64::MAX as u64
+    fn info(&self) -> &SourceInfo {
+        &self.1
     }
 
     fn bytes(&self, range: Range<u64>) -> Result<Bytes, source::Error> {
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        self.read_exact_at(&mut bytes, range.start)?;
+        self.read_runs_at(&mut bytes, usize::MAX, range.start, 0)?;
         Ok(Bytes::Owned(bytes))
     }
 
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> Result<(), source::Error> {
-        for (byte, at) in buf.iter_mut().zip(offset as usize..) {
-            *byte = self.0.get(at).copied().unwrap_or(0);
+    fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), source::Error> {
+        for (run, start) in source::each_run(buf, len, offset, step) {
+            for (byte, at) in run.iter_mut().zip(start as usize..) {
+                *byte = self.0.get(at).copied().unwrap_or(0);
+            }
         }
         Ok(())
-    }
-
-    fn verify(&self) -> Result<(), source::Error> {
-        Ok(())
-    }
-
-    fn may_block(&self, _: &Range<u64>) -> bool {
-        false
-    }
-
-    fn stat(&self) -> SourceStat {
-        MemorySource::new(Vec::new()).stat()
     }
 }
 
@@ -479,7 +475,7 @@ fn whole_gguf_file_is_left_out_if_it_is_too_large() {
         (&["a"], i64::MAX as u64 - 4096, 1),
         (&["a"], i64::MAX as u64 - 100, 0),
     ] {
-        let views = views_of(Huge(gguf(32, names, len)), ParseMode::Lenient);
+        let views = views_of(Huge::new(gguf(32, names, len)), ParseMode::Lenient);
         assert_eq!(views.exports().len(), count, "{names:?} {len}");
         assert!(content(&views, "gguf", names.len() - 1).len() > len);
     }
@@ -496,7 +492,7 @@ fn padding_of_any_alignment_takes_no_memory() {
     let alignment = 1u64 << 31;
     let file = gguf(alignment as u32, &["t"], 5);
     let before = most();
-    let views = views_of(Huge(file.clone()), ParseMode::Strict);
+    let views = views_of(Huge::new(file.clone()), ParseMode::Strict);
     let whole = &views.exports()[0].1;
     for content in [&content(&views, "gguf", 0), whole] {
         assert_eq!(content.len(), 2 * alignment);
@@ -512,14 +508,14 @@ fn huge_total_size_does_not_overflow() {
     let entries = (0..300).map(|at| format!(r#""{at}":{{"dtype":"Z","shape":[1],"data_offsets":[0,{}]}}"#, 1u64 << 62));
     let header = format!("{{{}}}", entries.collect::<Vec<_>>().join(","));
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
-    let views = views_of(Huge(file), ParseMode::Lenient);
+    let views = views_of(Huge::new(file), ParseMode::Lenient);
     assert!(views.exports().is_empty());
     let end = 1 << 62;
     assert_eq!(content(&views, "tensors", 299).read(end - 3..end + 6, &ReadRequest::NOWAIT).unwrap()[..], [0; 3]);
     assert_eq!(content(&views, "safetensors", 299).len(), end + 80);
     assert!(read(&views, "index.json", 0).ends_with(b"], \"skipped\": []}\n"));
-    // For each line: hash, two spaces, name of one to three digits, and newline.
-    assert_eq!(content(&views, "SHA256SUMS", 0).len(), 300 * 67 + 10 + 90 * 2 + 200 * 3);
+    // For each line: hash, two spaces, `tensors/`, name of one to three digits, and newline.
+    assert_eq!(content(&views, "SHA256SUMS", 0).len(), 300 * 75 + 10 + 90 * 2 + 200 * 3);
 }
 
 #[test]
@@ -539,7 +535,7 @@ fn shards_are_filled_up_to_the_size_limit() {
     for (sizes, max, expected) in table {
         let tensors: Vec<Tensor> = sizes.iter().enumerate().map(|(at, len)| tensor(at, *len)).collect();
         let (views, _) = views(&tensors, &[7], "");
-        let model = views.model();
+        let model = &views.model;
         let shards = ShardTensors::new(model, &ExportTensors::Whole, None, max);
         let size = |id: &TensorId| model.tensor(*id).info.nbytes() as usize;
         let found: Vec<Vec<usize>> = shards.files().map(|(_, tensors)| tensors.iter().map(size).collect()).collect();
@@ -558,7 +554,7 @@ fn export_of_reordered_subset_is_valid() {
     let whole = SafeTensors::deserialize(&whole).unwrap();
     for align in [8, 64, 1 << 20] {
         let numbers: Vec<TensorId> = (0..2000).rev().filter(|at| at % 3 > 0).map(TensorId::new).collect();
-        let export = ModelExport::new(views.model(), ExportTensors::These(numbers.clone().into()), None, Some(align));
+        let export = ModelExport::new(&views.model, ExportTensors::These(numbers.clone().into()), None, Some(align));
         let content = export.content(false).unwrap();
         let bytes = all_of(content);
         let (len, metadata) = SafeTensors::read_metadata(&bytes).unwrap();

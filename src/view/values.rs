@@ -12,14 +12,11 @@ const AT_ONCE: u64 = 768 << 10;
 /// A dtype that values are converted to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FloatDtype {
-    /// bfloat16.
     Bf16,
-    /// float32.
     F32,
 }
 
 impl FloatDtype {
-    /// The dtype.
     pub fn dtype(self) -> Dtype<'static> {
         match self {
             Self::Bf16 => Dtype::BF16,
@@ -50,10 +47,9 @@ impl FloatDtype {
     }
 }
 
-/// How an export converts numbers.
+/// A conversion of all numbers of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ValueConversion {
-    /// The dtype to which they are converted.
     pub to: FloatDtype,
     /// Whether quantized weights are dequantized. Otherwise their stored numbers are converted.
     pub dequantized: bool,
@@ -63,22 +59,32 @@ pub struct ValueConversion {
 /// the numbers are not known.
 pub fn segment(model: &Model, numbers: &TensorNumbers, float: FloatDtype) -> Option<Segment> {
     if let Some(weight) = numbers.weight {
-        return model.dequantized(weight, float == FloatDtype::Bf16).map(Segment::Generated);
+        return model.dequantized(weight, float == FloatDtype::Bf16);
     }
     let data = model.data(&numbers.tensor);
     if numbers.dtype() == float.dtype() {
-        return Some(Segment::Data(data));
+        return Some(data);
     }
     let decoder = float.decoder(numbers.dtype())?;
-    Some(Segment::Decoded(DecodedData { data, decoder }))
+    Some(Segment::Decoded(DecodedData { data, decoder }.into()))
 }
 
 /// The numbers of a tensor or of a weight in their own dtype, [`TensorNumbers::dtype`].
 pub fn own(model: &Model, numbers: &TensorNumbers) -> Content {
     match numbers.weight {
         Some(_) => Content::new(segment(model, numbers, FloatDtype::F32)),
-        None => Content::new([Segment::Data(model.data(&numbers.tensor))]),
+        None => model.data(&numbers.tensor).into(),
     }
+}
+
+/// Whether `f32/` shows a tensor.
+pub fn f32_shows(numbers: &TensorNumbers) -> bool {
+    numbers.dtype().to_f32().is_some()
+}
+
+/// Whether the file in `f32/` is a link to the stored tensor. A copy would occupy the page cache twice.
+pub fn is_stored_f32(numbers: &TensorNumbers) -> bool {
+    numbers.weight.is_none() && numbers.dtype() == Dtype::F32
 }
 
 /// The size in bytes of as many whole blocks as fit into [`AT_ONCE`], at least one.
@@ -87,7 +93,7 @@ pub fn step(dtype: Dtype) -> u64 {
     (AT_ONCE / block).max(1) * block
 }
 
-/// Passes the bytes of `part` to `take`, at most `step` at a time. Fails if the request is cancelled or times out.
+/// Passes the bytes of `part` to `take`, at most `step` at a time. Fails if the request is cancelled.
 pub fn each_value(
     content: &Content,
     mut part: Range<u64>,
@@ -109,8 +115,7 @@ pub fn each_value(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::{Data, Extent};
-    use crate::source::MemorySource;
+    use crate::source::{MemorySource, Source};
     use std::sync::Arc;
 
     #[test]
@@ -125,8 +130,8 @@ mod tests {
     #[test]
     fn each_byte_is_passed_once_and_cancellation_stops() {
         let bytes: Vec<u8> = (0..=255).collect();
-        let data = Data::Extent(Extent { source: Arc::new(MemorySource::new(bytes.clone())), range: 10..250 });
-        let data = Content::new([Segment::Data(data)]);
+        let source: Arc<dyn Source> = Arc::new(MemorySource::new(bytes.clone()));
+        let data = Content::from(Segment::extent(&source, 10..250));
         let mut taken = Vec::new();
         let mut sizes = Vec::new();
         let take = |piece: &[u8]| {

@@ -17,12 +17,12 @@ const BYTES_EACH: u64 = 100;
 /// A model and the cached contents of its files.
 #[derive(Debug)]
 pub struct ModelViews {
-    model: Arc<Model>,
-    shown: ShownViews,
+    pub model: Arc<Model>,
+    pub shown: ShownViews,
     /// The results of all models of the mount. `number` identifies this model in them.
-    results: Arc<CachedResults>,
-    number: u32,
-    metadata: metadata::MetadataFiles,
+    pub results: Arc<CachedResults>,
+    pub number: u32,
+    pub metadata: metadata::MetadataFiles,
     /// The files in `export/`, by name.
     exports: OnceLock<Vec<(String, Content)>>,
     kept: Mutex<HashMap<(View, u32), Kept>>,
@@ -42,32 +42,6 @@ impl ModelViews {
         Self { model, shown, results, number, metadata, exports: OnceLock::new(), kept: Mutex::default() }
     }
 
-    /// The model.
-    pub fn model(&self) -> &Arc<Model> {
-        &self.model
-    }
-
-    /// The views that are shown.
-    pub fn shown(&self) -> &ShownViews {
-        &self.shown
-    }
-
-    /// The results of long computations.
-    pub fn results(&self) -> &Arc<CachedResults> {
-        &self.results
-    }
-
-    /// The number of the model among those that share results.
-    pub fn number(&self) -> u32 {
-        self.number
-    }
-
-    /// The files in the `metadata/` directories.
-    pub fn metadata(&self) -> &metadata::MetadataFiles {
-        &self.metadata
-    }
-
-    /// The files in `export/` and their names.
     pub fn exports(&self) -> &[(String, Content)] {
         self.exports.get_or_init(|| export::export_files(&self.model, self.shown.is_dequantized()))
     }

@@ -1,14 +1,14 @@
 //! An output directory, which gets its name once everything in it is on the disk.
 
+use super::bytes::check_space;
 use super::error::Error;
 use super::output::OutputFile;
 use super::place::{FoundPath, PlaceName, id, is, open_dir, temporary};
-use super::space;
-use super::temporary::{is_temporary, prefix, sync_names};
+use super::temporary::{is_temporary, prefix, sync_names, try_lock};
 use crate::source::strerror;
 use nix::dir::Dir;
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag};
+use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 use std::ffi::{OsStr, OsString};
@@ -38,13 +38,12 @@ pub struct OutputDir {
     /// The name of the temporary directory: beside the target, or in it if the target exists.
     unfinished: PlaceName,
     /// The temporary directory, locked if the file system supports it: one that is not locked is a leftover.
-    opened: ClaimedDir,
+    opened: File,
     /// The permissions that the directory gets if it is new.
     mode: Mode,
     is_committed: bool,
 }
 
-/// The final directory.
 #[derive(Debug)]
 enum TargetDir {
     /// A directory that exists. It was empty at the start.
@@ -53,27 +52,11 @@ enum TargetDir {
     Name(PlaceName),
 }
 
-/// An open temporary directory.
-#[derive(Debug)]
-enum ClaimedDir {
-    Locked(Flock<File>),
-    Unlocked(File),
-}
-
-impl ClaimedDir {
-    fn file(&self) -> &File {
-        match self {
-            Self::Locked(lock) => lock,
-            Self::Unlocked(file) => file,
-        }
-    }
-}
-
 impl OutputDir {
     /// Starts to write the directory `path`. An existing directory must be empty, and keeps its attributes. Links are
     /// followed as by [`OutputFile::create`].
     pub fn create(path: &Path) -> Result<Self, Error> {
-        Self::begin(path).map_err(|error| Error::Io { path: path.to_owned(), what: "", error })
+        Self::begin(path).map_err(Error::at(path))
     }
 
     fn begin(path: &Path) -> io::Result<Self> {
@@ -87,7 +70,7 @@ impl OutputDir {
                     return Err(Errno::ENOTEMPTY.into());
                 }
                 inside.iter().for_each(|leftover| remove_leftover(&dir, leftover, &shown));
-                // What remains may belong to an export that is still running.
+                // Others may belong to an export that is still running.
                 if !dir_entries(&dir)?.is_empty() {
                     return Err(Errno::ENOTEMPTY.into());
                 }
@@ -107,36 +90,34 @@ impl OutputDir {
             TargetDir::Dir(dir) => dir,
             TargetDir::Name(_) => &parent,
         };
-        let make = |place: &PlaceName| {
+        let ((opened, mode), unfinished) = temporary(holder, &prefix, |place| {
             mkdirat(&place.dir, &*place.name, Mode::from_bits_truncate(0o777))?;
             claim(place).inspect_err(|_| _ = unlinkat(&place.dir, &*place.name, UnlinkatFlags::RemoveDir))
-        };
-        let ((opened, mode), unfinished) = temporary(holder, &prefix, make)?;
+        })?;
         Ok(Self { path: path.to_owned(), target, unfinished, opened, mode, is_committed: false })
     }
 
     /// Fails if the file system has fewer than `needed` bytes available.
     pub fn check_space(&self, needed: u64) -> Result<(), Error> {
-        space::check_space(&self.path, self.opened.file(), needed)
+        check_space(&self.path, &self.opened, needed)
     }
 
     /// Starts to write a new file at a relative path in the directory. Directories on the way to it are created.
     pub fn file(&self, relative: &Path, mode: u32) -> Result<OutputFile, Error> {
         let path = self.path.join(relative);
-        let place = || PlaceName::below(&Arc::new(self.opened.file().as_fd().try_clone_to_owned()?), relative, true);
-        let place = place().map_err(|error| Error::Io { path: path.clone(), what: "", error })?;
-        OutputFile::create_at(&path, place, mode)
+        let dir = self.opened.as_fd().try_clone_to_owned();
+        let place = dir.and_then(|dir| PlaceName::below(&Arc::new(dir), relative, true));
+        place.and_then(|place| OutputFile::begin_at(&path, place, None, mode)).map_err(Error::at(&path))
     }
 
     /// Gives the temporary directory the name of the target. If the target exists, the entries are moved into it, in
     /// the order of their names.
     pub fn commit(mut self) -> Result<(), Error> {
-        let committed = self.finish();
-        committed.map_err(|error| Error::Io { path: self.path.clone(), what: "", error })
+        self.finish().map_err(Error::at(&self.path))
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        let dir = self.opened.file();
+        let dir = &self.opened;
         sync(dir)?;
         match &self.target {
             TargetDir::Dir(target) => {
@@ -157,36 +138,32 @@ impl OutputDir {
     }
 
     fn move_into(&self, target: &Arc<OwnedFd>) -> io::Result<()> {
-        let dir = self.opened.file();
+        let dir = &self.opened;
         let mut names = dir_entries(dir)?;
         // In this order, an index comes after the shards that it names.
         names.sort();
-        let place = |name: &OsString| PlaceName { dir: target.clone(), name: name.clone() };
+        let places: Vec<_> = names.into_iter().map(|name| PlaceName { dir: target.clone(), name }).collect();
         // The directory was empty at the start.
-        for name in &names {
-            if place(name).stat()?.is_some() {
+        for place in &places {
+            if place.stat()?.is_some() {
                 return Err(Errno::ENOTEMPTY.into());
             }
         }
         let from = Arc::new(dir.as_fd().try_clone_to_owned()?);
-        for name in &names {
-            place(name).take(&PlaceName { dir: from.clone(), name: name.clone() })?;
-        }
-        Ok(())
+        places.iter().try_for_each(|place| place.take(&PlaceName { dir: from.clone(), name: place.name.clone() }))
     }
 }
 
 /// The temporary directories with this prefix in a directory, and the number of its other entries.
 fn leftovers(dir: &OwnedFd, prefix: &str) -> io::Result<(Vec<OsString>, usize)> {
     let (found, others): (Vec<_>, Vec<_>) = dir_entries(dir)?.into_iter().partition(|name| {
-        let is_dir = || fstatat(dir, &**name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok_and(|stat| is(&stat, SFlag::S_IFDIR));
-        is_temporary(name, prefix) && is_dir()
+        is_temporary(name, prefix)
+            && fstatat(dir, &**name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok_and(|stat| is(&stat, SFlag::S_IFDIR))
     });
     Ok((found, others.len()))
 }
 
-/// The names in a directory.
-fn dir_entries(dir: &impl AsFd) -> io::Result<Vec<OsString>> {
+pub(super) fn dir_entries(dir: &impl AsFd) -> io::Result<Vec<OsString>> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let mut names = Vec::new();
     for entry in Dir::openat(dir, ".", flags, Mode::empty())?.iter() {
@@ -200,26 +177,25 @@ fn dir_entries(dir: &impl AsFd) -> io::Result<Vec<OsString>> {
 
 /// Opens and locks the temporary directory that this process has created. Also returns the permissions that it got from
 /// the umask.
-fn claim(place: &PlaceName) -> io::Result<(ClaimedDir, Mode)> {
+fn claim(place: &PlaceName) -> io::Result<(File, Mode)> {
     // With this error, another name is tried.
-    let taken = || io::Error::from(ErrorKind::AlreadyExists);
-    let opened = place.open(OFlag::O_RDONLY | OFlag::O_DIRECTORY, 0);
-    let opened = opened.map_err(|error| if error.kind() == ErrorKind::NotFound { taken() } else { error })?;
-    let claimed = match Flock::lock(opened, FlockArg::LockExclusiveNonblock) {
-        Ok(lock) => ClaimedDir::Locked(lock),
-        // Another process has just taken it for a leftover.
-        Err((_, Errno::EWOULDBLOCK)) => return Err(taken()),
-        Err((opened, _)) => ClaimedDir::Unlocked(opened),
+    let taken = io::Error::from(ErrorKind::AlreadyExists);
+    let dir = match place.open(OFlag::O_RDONLY | OFlag::O_DIRECTORY, 0) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Err(taken),
+        opened => opened?,
     };
-    let dir = claimed.file();
-    let stat = fstat(dir)?;
+    // Another process may just have taken it for a leftover. Not every file system supports locks.
+    if try_lock(&dir) == Err(Errno::EWOULDBLOCK) {
+        return Err(taken);
+    }
+    let stat = fstat(&dir)?;
     // Everything in this directory will be removed if the export fails, so it must be the new directory and not one
     // that another user has moved to this name.
-    if !place.is(id(&stat))? || !dir_entries(dir)?.is_empty() {
-        return Err(taken());
+    if !place.is(id(&stat))? || !dir_entries(&dir)?.is_empty() {
+        return Err(taken);
     }
-    fchmod(dir, Mode::from_bits_truncate(UNFINISHED))?;
-    Ok((claimed, Mode::from_bits_truncate(stat.st_mode)))
+    fchmod(&dir, Mode::from_bits_truncate(UNFINISHED))?;
+    Ok((dir, Mode::from_bits_truncate(stat.st_mode)))
 }
 
 /// Removes a temporary directory of an export that was killed, and logs this; logs its path if it cannot be removed.
@@ -227,13 +203,13 @@ fn claim(place: &PlaceName) -> io::Result<(ClaimedDir, Mode)> {
 fn remove_leftover(holder: &Arc<OwnedFd>, name: &OsStr, shown: &Path) {
     let place = PlaceName { dir: holder.clone(), name: name.to_owned() };
     let removed = place.open(OFlag::O_RDONLY | OFlag::O_DIRECTORY, 0).and_then(|opened| {
-        let opened = Flock::lock(opened, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)?;
-        let stat = fstat(&*opened)?;
-        if !dir_entries(&*opened)?.is_empty() {
+        try_lock(&opened)?;
+        let stat = fstat(&opened)?;
+        if !dir_entries(&opened)?.is_empty() {
             if stat.st_uid != geteuid().as_raw() || stat.st_mode & 0o7777 != UNFINISHED {
                 return Err(Errno::EPERM.into());
             }
-            remove_all(&*opened, 0)?;
+            remove_all(&opened, 0)?;
         }
         Ok(unlinkat(holder, name, UnlinkatFlags::RemoveDir)?)
     });
@@ -243,10 +219,10 @@ fn remove_leftover(holder: &Arc<OwnedFd>, name: &OsStr, shown: &Path) {
         Ok(()) => log::warn!("{shown}: removed; an interrupted export had left it behind"),
         // Its export is still running, or another one has just removed it.
         Err(error) if [ErrorKind::WouldBlock, ErrorKind::NotFound].contains(&error.kind()) => {}
-        Err(error) => log::warn!(
-            "{shown}: perhaps left behind by an interrupted export; it cannot be removed: {}",
-            strerror(&error)
-        ),
+        Err(error) => {
+            let error = strerror(&error);
+            log::warn!("{shown}: perhaps left behind by an interrupted export; it cannot be removed: {error}");
+        }
     }
 }
 
@@ -284,7 +260,7 @@ impl Drop for OutputDir {
         if self.is_committed {
             return;
         }
-        let dir = self.opened.file();
+        let dir = &self.opened;
         let _ = remove_all(dir, 0);
         // Another user may have given the name to something else, which is kept unless it is an empty directory.
         let _ = unlinkat(&self.unfinished.dir, &*self.unfinished.name, UnlinkatFlags::RemoveDir);

@@ -6,7 +6,6 @@ mod dir;
 mod error;
 mod output;
 mod place;
-mod space;
 mod temporary;
 
 pub use bytes::Progress;

@@ -1,11 +1,11 @@
 //! An output file, which gets its name once it is complete and on the disk.
 
-use super::error::Error;
+use super::error::{Error, step};
 use super::place::{FoundPath, PlaceName, id, is};
-use super::temporary::{is_unsupported, sync_names};
+use super::temporary::{is_unsupported, sync_names, try_lock};
 use crate::source::{FileId, SourceStat, strerror};
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
+use nix::fcntl::{AT_FDCWD, AtFlags, FcntlArg, OFlag, fcntl, openat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::linkat;
 use std::ffi::{OsStr, OsString};
@@ -32,30 +32,22 @@ const OTHER: &str = "something else is there now: ";
 #[derive(Debug)]
 pub struct OutputFile {
     /// The path as given, for messages.
-    path: PathBuf,
-    file: File,
-    stage: OutputStage,
-}
-
-/// The place of the bytes until the commit.
-#[derive(Debug)]
-enum OutputStage {
-    /// In a file without a name.
-    Unnamed(TargetName),
-    /// In a file with a temporary name.
-    Named(TargetName, TemporaryName),
-    /// At their destination.
-    Direct,
+    pub(super) path: PathBuf,
+    pub(super) file: File,
+    /// `None` if bytes are written to their destination directly.
+    pub(super) target: Option<TargetName>,
 }
 
 /// The final name of a file.
 #[derive(Debug)]
-struct TargetName {
+pub(super) struct TargetName {
     place: PlaceName,
     /// The file to be replaced. It is kept open, so that no other file gets its inode number.
     old: Option<OwnedFd>,
     /// Owner and permissions of the source of the bytes: nobody else may read them in the place of `old`.
     source: Option<SourceStat>,
+    /// The name that the file has until the commit, if it has one.
+    temporary: Option<TemporaryName>,
 }
 
 /// A temporary name of a file. It is removed on drop if it is still that of the file.
@@ -79,8 +71,9 @@ pub struct OriginalFile {
     /// The path as given, for messages.
     path: PathBuf,
     place: PlaceName,
-    file: File,
-    id: FileId,
+    pub file: File,
+    /// Its device and inode number. No other file has them while this is open.
+    pub id: FileId,
 }
 
 /// Whether a path means standard output: `-`, or the system's names for it. If standard output is a file, it must not
@@ -89,45 +82,53 @@ pub fn is_stdout(path: &Path) -> bool {
     ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"].iter().any(|name| path.as_os_str() == *name)
 }
 
-/// Opens the file `path` to append to it. A new file gets the mode 0666 less the umask.
+/// Opens the file `path` to append to it. A new file gets the mode 0666 less the umask. Fails for what is neither a
+/// regular file nor a character device such as a terminal: opening a named pipe or writing to it would wait for a
+/// reader.
 ///
 /// Links are followed as by [`OutputFile::create`].
 pub fn append(path: &Path) -> io::Result<File> {
-    match FoundPath::at(path)? {
-        FoundPath::Dir(_) => Err(Errno::EISDIR.into()),
-        FoundPath::Unnamed(file) => Ok(file),
-        FoundPath::Name { at: None, is_dir: true, .. } => Err(Errno::EISDIR.into()),
-        FoundPath::Name { is_dir: true, .. } => Err(Errno::ENOTDIR.into()),
-        FoundPath::Name { place, .. } => place.open(OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT, 0o666),
+    let place = match FoundPath::at(path)? {
+        FoundPath::Dir(_) | FoundPath::Name { at: None, is_dir: true, .. } => return Err(Errno::EISDIR.into()),
+        FoundPath::Unnamed(file) => return Ok(file),
+        FoundPath::Name { is_dir: true, .. } => return Err(Errno::ENOTDIR.into()),
+        FoundPath::Name { place, .. } => place,
+    };
+    let flags = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let not_a_file = "neither a regular file nor a terminal";
+    let file = place.open(flags, 0o666).map_err(|error| match error.raw_os_error() {
+        // A named pipe that nobody reads, or a socket.
+        Some(nix::libc::ENXIO) => io::Error::other(not_a_file),
+        _ => error,
+    })?;
+    let stat = fstat(&file)?;
+    if !is(&stat, SFlag::S_IFREG) && !is(&stat, SFlag::S_IFCHR) {
+        return Err(io::Error::other(not_a_file));
     }
+    // A terminal that is slow must not lose lines.
+    fcntl(&file, FcntlArg::F_SETFL(OFlag::O_APPEND))?;
+    Ok(file)
 }
 
 impl OriginalFile {
     /// Opens a file for reading. Links are followed as by [`OutputFile::create`], and only once.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let open = || {
-            let FoundPath::Name { place, at: Some(_), is_dir: false } = FoundPath::at(path)? else {
-                return Err(io::Error::from(match path.is_dir() {
-                    true => Errno::EISDIR,
-                    false => Errno::ENOENT,
-                }));
-            };
-            // Without O_NONBLOCK, opening a named pipe would wait for a writer.
-            let file = place.open(OFlag::O_RDONLY | OFlag::O_NONBLOCK, 0)?;
-            let id = id(&fstat(&file)?);
-            Ok(Self { path: path.to_owned(), place, file, id })
+        Self::open_once(path).map_err(Error::at(path))
+    }
+
+    fn open_once(path: &Path) -> io::Result<Self> {
+        let FoundPath::Name { place, at: Some(_), is_dir: false } = FoundPath::at(path)? else {
+            return Err(if path.is_dir() { Errno::EISDIR.into() } else { Errno::ENOENT.into() });
         };
-        open().map_err(|error| Error::Io { path: path.to_owned(), what: "", error })
+        // Without O_NONBLOCK, opening a named pipe would wait for a writer.
+        let file = place.open(OFlag::O_RDONLY | OFlag::O_NONBLOCK, 0)?;
+        let id = id(&fstat(&file)?);
+        Ok(Self { path: path.to_owned(), place, file, id })
     }
 
-    /// The open file.
-    pub fn file(&self) -> &File {
-        &self.file
-    }
-
-    /// Its device and inode number. No other file has them while this is open.
-    pub fn id(&self) -> FileId {
-        self.id
+    /// Locks the file as long as this exists. EWOULDBLOCK means that another process has locked it.
+    pub fn lock(&self) -> Result<(), Errno> {
+        try_lock(&self.file)
     }
 
     /// Whether the file still has its name.
@@ -147,11 +148,8 @@ impl OriginalFile {
 
     /// Starts to write a file that replaces this one.
     pub fn replace(&self) -> Result<OutputFile, Error> {
-        let begin = || {
-            let old = self.file.as_fd().try_clone_to_owned().map_err(|error| ("", error))?;
-            OutputFile::begin_at(&self.path, TargetName { place: self.place.clone(), old: Some(old), source: None }, 0)
-        };
-        begin().map_err(|(what, error)| Error::Io { path: self.path.clone(), what, error })
+        let old = self.file.as_fd().try_clone_to_owned().map_err(Error::at(&self.path))?;
+        OutputFile::begin_at(&self.path, self.place.clone(), Some(old), 0).map_err(Error::at(&self.path))
     }
 }
 
@@ -162,24 +160,30 @@ impl OutputFile {
     /// A symlink is followed if it belongs to this user, to root, or to the owner of what it leads to. Another user
     /// could otherwise choose which file is replaced.
     pub fn create(path: &Path, mode: u32) -> Result<Self, Error> {
-        Self::begin(path, mode).map_err(|(what, error)| Error::Io { path: path.to_owned(), what, error })
+        Self::begin(path, mode).map_err(Error::at(path))
+    }
+
+    /// Fails if the output would replace a file, unless `force`.
+    pub fn check_force(&self, force: bool) -> Result<(), Error> {
+        match self.replaces() {
+            Some(_) if !force => Err(Error::at(&self.path)(io::Error::other("exists already; --force replaces it"))),
+            _ => Ok(()),
+        }
     }
 
     /// Lets nobody read the file who cannot read the source of its bytes, even if the file that it replaces allows
     /// that. Fails if that file belongs to such a user.
     pub fn limit_readers(&mut self, source: SourceStat) -> Result<(), Error> {
-        let (OutputStage::Unnamed(target) | OutputStage::Named(target, _)) = &mut self.stage else { return Ok(()) };
+        let Some(target) = &mut self.target else { return Ok(()) };
         target.source = Some(source);
-        let checked = match &target.old {
-            None => Ok(()),
-            Some(old) => fstat(old).map_err(io::Error::from).and_then(|stat| kept_mode(&stat, target.source).map(drop)),
-        };
-        checked.map_err(|error| self.error("", error))
+        let Some(old) = &target.old else { return Ok(()) };
+        let checked = fstat(old).map_err(io::Error::from).and_then(|stat| kept_mode(&stat, target.source));
+        checked.map(drop).map_err(Error::at(&self.path))
     }
 
     /// An open file that is written to directly. `path` is its path for messages.
     pub(super) fn direct(path: &Path, file: File) -> Self {
-        Self { path: path.to_owned(), file, stage: OutputStage::Direct }
+        Self { path: path.to_owned(), file, target: None }
     }
 
     /// Standard output, even if it is a terminal.
@@ -188,109 +192,69 @@ impl OutputFile {
         Ok(Self::direct(Path::new("standard output"), file))
     }
 
-    /// Starts to write a new file in an open directory. `path` is its path for messages.
-    pub(super) fn create_at(path: &Path, place: PlaceName, mode: u32) -> Result<Self, Error> {
-        let target = TargetName { place, old: None, source: None };
-        Self::begin_at(path, target, mode).map_err(|(what, error)| Error::Io { path: path.to_owned(), what, error })
-    }
-
-    fn begin(path: &Path, mode: u32) -> Result<Self, (&'static str, io::Error)> {
-        let direct = |file| Ok(Self { path: path.to_owned(), file, stage: OutputStage::Direct });
-        let plain = |error: io::Error| ("", error);
-        let failed = |errno: Errno| Err(("", errno.into()));
+    fn begin(path: &Path, mode: u32) -> io::Result<Self> {
         if is_stdout(path) {
             if io::stdout().is_terminal() {
-                return Err((
-                    "",
-                    io::Error::other("standard output is a terminal, and a model is binary; give a file name"),
-                ));
+                let error = "standard output is a terminal, and a model is binary; give a file name";
+                return Err(io::Error::other(error));
             }
-            let output = Self::stdout().map_err(plain)?;
-            return Ok(Self { path: path.to_owned(), ..output });
+            return Ok(Self { path: path.to_owned(), ..Self::stdout()? });
         }
-        let (place, old) = match FoundPath::at(path).map_err(plain)? {
-            FoundPath::Dir(_) => return failed(Errno::EISDIR),
-            FoundPath::Unnamed(file) => return direct(file),
-            FoundPath::Name { at: None, is_dir: true, .. } => return failed(Errno::ENOENT),
-            FoundPath::Name { is_dir: true, .. } => return failed(Errno::ENOTDIR),
+        let (place, old) = match FoundPath::at(path)? {
+            FoundPath::Dir(_) => return Err(Errno::EISDIR.into()),
+            FoundPath::Unnamed(file) => return Ok(Self::direct(path, file)),
+            FoundPath::Name { at: None, is_dir: true, .. } => return Err(Errno::ENOENT.into()),
+            FoundPath::Name { is_dir: true, .. } => return Err(Errno::ENOTDIR.into()),
             FoundPath::Name { place, at, .. } => (place, at),
         };
         if let Some(at) = &old {
-            let stat = fstat(at).map_err(|errno| ("", errno.into()))?;
+            let stat = fstat(at)?;
             if !is(&stat, SFlag::S_IFREG) {
-                let file = place.open(OFlag::O_WRONLY, 0).map_err(plain)?;
-                let opened = fstat(&file).map_err(|errno| ("", errno.into()))?;
+                let file = place.open(OFlag::O_WRONLY, 0)?;
                 // Nothing is written to a file that has taken the place of a pipe or device.
-                return if id(&opened) == id(&stat) { direct(file) } else { Err((OTHER, Errno::EEXIST.into())) };
+                let is_same = id(&fstat(&file)?) == id(&stat);
+                return if is_same { Ok(Self::direct(path, file)) } else { Err(step(OTHER)(Errno::EEXIST)) };
             }
-            place.check_writable().map_err(|error| ("is write-protected: ", error))?;
+            place.check_writable().map_err(step("is write-protected: "))?;
         }
-        Self::begin_at(path, TargetName { place, old, source: None }, mode)
+        Self::begin_at(path, place, old, mode)
     }
 
-    fn begin_at(path: &Path, target: TargetName, mode: u32) -> Result<Self, (&'static str, io::Error)> {
-        let output = |file, stage| Self { path: path.to_owned(), file, stage };
+    /// Starts to write a file in an open directory, which replaces `old`. `path` is its path for messages.
+    pub(super) fn begin_at(path: &Path, place: PlaceName, old: Option<OwnedFd>, mode: u32) -> io::Result<Self> {
         // Other users must not read the file before it has the permissions of the file that it replaces.
-        let mode = if target.old.is_some() { 0o600 } else { mode & 0o777 };
+        let mode = if old.is_some() { 0o600 } else { mode & 0o777 };
         let flags = OFlag::O_RDWR | OFlag::O_TMPFILE | OFlag::O_CLOEXEC;
-        match openat(&target.place.dir, ".", flags, Mode::from_bits_truncate(mode)).map(File::from) {
+        let (file, temporary) = match openat(&place.dir, ".", flags, Mode::from_bits_truncate(mode)).map(File::from) {
             // The commit names the file through /proc.
-            Ok(file) if proc_path(&file).exists() => Ok(output(file, OutputStage::Unnamed(target))),
-            Err(errno) if !is_unsupported(errno) => Err((BESIDE, errno.into())),
+            Ok(file) if proc_path(&file).exists() => (file, None),
+            Err(errno) if !is_unsupported(errno) => return Err(step(BESIDE)(errno)),
             _ => {
                 let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
-                let made = target.place.temporary(|place| place.open(flags, mode));
-                let (file, place) = made.map_err(|error| (BESIDE, error))?;
-                let file_id = id(&fstat(&file).map_err(|errno| (BESIDE, errno.into()))?);
-                Ok(output(file, OutputStage::Named(target, TemporaryName { place, file: file_id })))
+                let (file, place) = place.temporary(|place| place.open(flags, mode)).map_err(step(BESIDE))?;
+                let id = id(&fstat(&file).map_err(step(BESIDE))?);
+                (file, Some(TemporaryName { place, file: id }))
             }
-        }
-    }
-
-    /// The file to write to.
-    pub fn file(&self) -> &File {
-        &self.file
-    }
-
-    /// The path as given.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Whether bytes are written to their destination directly.
-    pub fn is_direct(&self) -> bool {
-        matches!(self.stage, OutputStage::Direct)
+        };
+        let target = TargetName { place, old, source: None, temporary };
+        Ok(Self { path: path.to_owned(), file, target: Some(target) })
     }
 
     /// Device and inode number of the file that will be replaced, if there is one.
     pub fn replaces(&self) -> Option<FileId> {
-        match &self.stage {
-            OutputStage::Unnamed(target) | OutputStage::Named(target, _) => target.old_id(),
-            OutputStage::Direct => None,
-        }
+        self.target.as_ref()?.old_id()
     }
 
     /// Syncs the data to the disk, so that the commit has less to do.
     pub fn sync(&self) -> Result<(), Error> {
-        match self.stage {
-            OutputStage::Direct => Ok(()),
-            _ => self.file.sync_all().map_err(|error| self.error(NOT_SYNCED, error)),
-        }
+        let synced = if self.target.is_some() { self.file.sync_all() } else { Ok(()) };
+        synced.map_err(step(NOT_SYNCED)).map_err(Error::at(&self.path))
     }
 
     /// Syncs the file to the disk and gives it its name. Fails if another file has got the name meanwhile.
     pub fn commit(self) -> Result<(), Error> {
-        let Self { path, file, stage } = self;
-        let committed = match stage {
-            OutputStage::Direct => Ok(()),
-            OutputStage::Unnamed(target) => target.give(&path, &file, None),
-            OutputStage::Named(target, temporary) => target.give(&path, &file, Some(temporary)),
-        };
-        committed.map_err(|(what, error)| Error::Io { path, what, error })
-    }
-
-    pub(super) fn error(&self, what: &'static str, error: io::Error) -> Error {
-        Error::Io { path: self.path.clone(), what, error }
+        let Some(target) = self.target else { return Ok(()) };
+        target.give(&self.path, &self.file).map_err(Error::at(&self.path))
     }
 }
 
@@ -299,57 +263,54 @@ impl TargetName {
         self.old.as_ref().and_then(|old| fstat(old).ok()).map(|stat| id(&stat))
     }
 
-    /// Gives a file its final name. `path` is the final name for messages, and `temporary` the name that the file has
-    /// now, if it has one. An error includes the failed step.
-    fn give(
-        &self,
-        path: &Path,
-        file: &File,
-        temporary: Option<TemporaryName>,
-    ) -> Result<(), (&'static str, io::Error)> {
+    /// Gives a file its final name. `path` is the final name for messages.
+    fn give(self, path: &Path, file: &File) -> io::Result<()> {
         let place = &self.place;
-        let step = |what: &'static str| move |error: io::Error| (what, error);
-        let other = |error: io::Error| match error.raw_os_error() {
-            Some(nix::libc::EEXIST | nix::libc::ELOOP) => (OTHER, Errno::EEXIST.into()),
-            _ => ("cannot be replaced: ", error),
-        };
-        let now = place.stat().map_err(step(""))?;
+        let now = place.stat()?;
         let old = match (&now, self.old_id()) {
             (None, _) => None,
             (Some(now), Some(old)) if id(now) == old => Some((now, old)),
-            _ => return Err((OTHER, Errno::EEXIST.into())),
+            _ => return Err(step(OTHER)(Errno::EEXIST)),
         };
         if let Some((stat, old)) = old {
-            let opened = place.open_attributes(old).map_err(other)?;
+            let opened = place.open_attributes(old).map_err(not_replaced)?;
             keep(path, &opened, stat, file, self.source)?;
         }
         file.sync_all().map_err(step(NOT_SYNCED))?;
-        let new = id(&fstat(file).map_err(|errno| ("", errno.into()))?);
-        let link = |place: &PlaceName| {
-            Ok(linkat(AT_FDCWD, &proc_path(file), &place.dir, &*place.name, AtFlags::AT_SYMLINK_FOLLOW)?)
-        };
-        match (old, temporary) {
-            (None, None) => link(place).map_err(other)?,
-            (None, Some(temporary)) => place.take(&temporary.place).map_err(other)?,
+        let new = id(&fstat(file)?);
+        match (old, self.temporary) {
+            (None, None) => link_file(file, place).map_err(not_replaced)?,
+            (None, Some(temporary)) => place.take(&temporary.place).map_err(not_replaced)?,
             (Some((_, old)), temporary) => {
                 let temporary = match temporary {
                     Some(temporary) => temporary,
                     None => {
-                        let ((), place) = place.temporary(link).map_err(step("cannot be named: "))?;
-                        TemporaryName { place, file: new }
+                        let linked = place.temporary(|place| link_file(file, place));
+                        TemporaryName { place: linked.map_err(step("cannot be named: "))?.1, file: new }
                     }
                 };
-                place.replace(old, &temporary.place, new).map_err(other)?;
+                place.replace(old, &temporary.place, new).map_err(not_replaced)?;
             }
         }
-        if !place.is(new).map_err(step(""))? {
-            return Err((OTHER, Errno::EEXIST.into()));
+        if !place.is(new)? {
+            return Err(step(OTHER)(Errno::EEXIST));
         }
         sync_names(&place.dir).map_err(step("written, but perhaps not on the disk yet: "))
     }
 }
 
-/// The path of an open file in /proc.
+fn not_replaced(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(nix::libc::EEXIST | nix::libc::ELOOP) => step(OTHER)(Errno::EEXIST),
+        _ => step("cannot be replaced: ")(error),
+    }
+}
+
+/// Gives a name to an open file.
+fn link_file(file: &File, place: &PlaceName) -> io::Result<()> {
+    Ok(linkat(AT_FDCWD, &proc_path(file), &place.dir, &*place.name, AtFlags::AT_SYMLINK_FOLLOW)?)
+}
+
 fn proc_path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
@@ -371,33 +332,22 @@ fn kept_mode(old: &FileStat, source: Option<SourceStat>) -> io::Result<u32> {
 }
 
 /// Gives `new` the owner, permissions and extended attributes of the file `old`. Nobody can read `new` who cannot read
-/// `source`. An error includes the failed step.
-fn keep(
-    path: &Path,
-    old: &File,
-    stat: &FileStat,
-    new: &File,
-    source: Option<SourceStat>,
-) -> Result<(), (&'static str, io::Error)> {
-    let mode = kept_mode(stat, source).map_err(|error| ("", error))?;
+/// `source`.
+fn keep(path: &Path, old: &File, stat: &FileStat, new: &File, source: Option<SourceStat>) -> io::Result<()> {
+    let mode = kept_mode(stat, source)?;
     let is_limited = mode != stat.st_mode & 0o7777;
-    let ours = new.metadata().map_err(|error| ("", error))?;
+    let ours = new.metadata()?;
     if (stat.st_uid, stat.st_gid) != (ours.uid(), ours.gid()) {
-        let failed = |error| ("cannot keep its owner and group: ", error);
-        fchown(new, Some(stat.st_uid), Some(stat.st_gid)).map_err(failed)?;
+        fchown(new, Some(stat.st_uid), Some(stat.st_gid)).map_err(step("cannot keep its owner and group: "))?;
     }
-    new.set_permissions(Permissions::from_mode(mode)).map_err(|error| ("cannot keep its permissions: ", error))?;
+    new.set_permissions(Permissions::from_mode(mode)).map_err(step("cannot keep its permissions: "))?;
     // Extended attributes come last, because an access control list is one of them and holds permissions.
-    keep_attributes(path, old, new, is_limited).map_err(|error| ("cannot keep its extended attributes: ", error))
+    keep_attributes(path, old, new, is_limited).map_err(step("cannot keep its extended attributes: "))
 }
 
 /// Gives `new` the extended attributes of `old`, without access control lists if `is_limited`: they admit users and
 /// groups by name.
 fn keep_attributes(path: &Path, old: &File, new: &File, is_limited: bool) -> io::Result<()> {
-    // The kernel sets these attributes on new files itself.
-    let is_system = |name: &OsStr| {
-        ["security.", "trusted."].iter().any(|space| name.as_encoded_bytes().starts_with(space.as_bytes()))
-    };
     let names: Vec<OsString> = match old.list_xattr() {
         Err(error) if error.raw_os_error() == Some(nix::libc::EOPNOTSUPP) => return Ok(()),
         names => names?.filter(|name| !is_limited || name != "system.posix_acl_access").collect(),
@@ -415,15 +365,16 @@ fn keep_attributes(path: &Path, old: &File, new: &File, is_limited: bool) -> io:
             if !is_system(&name) {
                 return Err(error);
             }
-            log::warn!(
-                "{}: the extended attribute {} is not kept: {}",
-                path.display(),
-                name.display(),
-                strerror(&error)
-            );
+            let (path, name, error) = (path.display(), name.display(), strerror(&error));
+            log::warn!("{path}: the extended attribute {name} is not kept: {error}");
         }
     }
     Ok(())
+}
+
+/// Whether the kernel sets the attribute on new files itself.
+fn is_system(name: &OsStr) -> bool {
+    ["security.", "trusted."].iter().any(|space| name.as_encoded_bytes().starts_with(space.as_bytes()))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, readlinkat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
-use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, geteuid, unlinkat};
+use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, geteuid, linkat, unlinkat};
 use rustix::fs::RenameFlags;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -18,7 +18,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
-/// Maximum number of symlinks in a path, as in Linux.
+/// As in Linux.
 const LINKS_MAX: usize = 40;
 
 /// Maximum number of temporary names that are tried.
@@ -27,7 +27,6 @@ const TRIES_MAX: u32 = 1 << 16;
 /// The target of a path.
 #[derive(Debug)]
 pub(super) enum FoundPath {
-    /// An open directory.
     Dir(OwnedFd),
     /// A name that is not in use, or that of something else than a directory.
     Name {
@@ -52,16 +51,9 @@ impl FoundPath {
     /// Follows a path one name at a time. Symlinks in it are followed too, unless a link belongs to another user who
     /// is neither root nor the owner of what the link leads to: that user could choose which file is replaced.
     pub fn at(path: &Path) -> io::Result<Self> {
-        let mut ahead: Vec<OsString> = Vec::new();
+        let mut ahead: Vec<OsString> = names_from_end(path).collect();
         // Only the end of the path matters: the other names must be those of directories anyway.
-        let mut is_dir = false;
-        let mut push = |ahead: &mut Vec<OsString>, path: &Path| {
-            let ends_in = |end: &[u8]| path.as_os_str().as_bytes().ends_with(end);
-            is_dir |= ahead.is_empty() && (ends_in(b"/") || ends_in(b"/."));
-            ahead.extend(path.components().rev().map(|component| component.as_os_str().to_owned()));
-            is_dir
-        };
-        let mut ends_in_slash = push(&mut ahead, path);
+        let mut is_dir = ends_in_slash(path);
         if ahead.is_empty() {
             return Err(Errno::ENOENT.into());
         }
@@ -72,7 +64,7 @@ impl FoundPath {
                 Err(Errno::ENOENT) if ahead.is_empty() => {
                     check_links(&owners, fstat(&dir)?.st_uid)?;
                     let place = PlaceName { dir: Arc::new(dir), name };
-                    return Ok(Self::Name { place, at: None, is_dir: ends_in_slash });
+                    return Ok(Self::Name { place, at: None, is_dir });
                 }
                 Err(Errno::ENOTDIR | Errno::ELOOP) => {}
                 next => {
@@ -88,7 +80,7 @@ impl FoundPath {
                 }
                 check_links(&owners, stat.st_uid)?;
                 let place = PlaceName { dir: Arc::new(dir), name };
-                return Ok(Self::Name { place, at: Some(at), is_dir: ends_in_slash });
+                return Ok(Self::Name { place, at: Some(at), is_dir });
             }
             if owners.len() == LINKS_MAX {
                 return Err(Errno::ELOOP.into());
@@ -103,11 +95,21 @@ impl FoundPath {
                 return Ok(Self::Unnamed(openat(&dir, &*name, flags, Mode::empty())?.into()));
             }
             owners.push(stat.st_uid);
-            ends_in_slash = push(&mut ahead, Path::new(&target));
+            is_dir |= ahead.is_empty() && ends_in_slash(target.as_ref());
+            ahead.extend(names_from_end(target.as_ref()));
         }
         check_links(&owners, fstat(&dir)?.st_uid)?;
         Ok(Self::Dir(dir))
     }
+}
+
+fn ends_in_slash(path: &Path) -> bool {
+    let path = path.as_os_str().as_bytes();
+    path.ends_with(b"/") || path.ends_with(b"/.")
+}
+
+fn names_from_end(path: &Path) -> impl Iterator<Item = OsString> {
+    path.components().rev().map(|component| component.as_os_str().to_owned())
 }
 
 impl PlaceName {
@@ -148,8 +150,8 @@ impl PlaceName {
 
     /// Whether both are the same name in the same directory.
     pub fn is_same(&self, other: &Self) -> bool {
-        let dir = |place: &Self| fstat(&place.dir).ok().map(|stat| id(&stat));
-        self.name == other.name && dir(self).is_some() && dir(self) == dir(other)
+        let dirs = (fstat(&self.dir), fstat(&other.dir));
+        self.name == other.name && matches!(dirs, (Ok(dir), Ok(other)) if id(&dir) == id(&other))
     }
 
     /// Opens the file that has the name; a symlink is not followed.
@@ -161,8 +163,8 @@ impl PlaceName {
     /// Opens the file if it is still `file`, to read its attributes. This needs permission to read or to write.
     pub fn open_attributes(&self, file: FileId) -> io::Result<File> {
         // Without O_NONBLOCK, opening a pipe that has taken the name would wait for a writer.
-        let open = |flags| self.open(flags | OFlag::O_NONBLOCK, 0);
-        let opened = open(OFlag::O_RDONLY).or_else(|error| open(OFlag::O_WRONLY).map_err(|_| error))?;
+        let read = self.open(OFlag::O_RDONLY | OFlag::O_NONBLOCK, 0);
+        let opened = read.or_else(|error| self.open(OFlag::O_WRONLY | OFlag::O_NONBLOCK, 0).map_err(|_| error))?;
         if id(&fstat(&opened)?) != file { Err(Errno::EEXIST.into()) } else { Ok(opened) }
     }
 
@@ -208,8 +210,7 @@ impl PlaceName {
     ///
     /// The two names are exchanged, so that `old` can be checked before it is removed.
     pub fn replace(&self, old: FileId, from: &Self, new: FileId) -> io::Result<()> {
-        let exchange = || from.rename(self, RenameFlags::EXCHANGE);
-        match exchange() {
+        match from.rename(self, RenameFlags::EXCHANGE) {
             Err(errno) if is_unsupported(errno) => {
                 if !self.is(old)? {
                     return Err(Errno::EEXIST.into());
@@ -222,13 +223,24 @@ impl PlaceName {
                 if self.is(new)? && from.is(old)? {
                     return from.remove();
                 }
-                exchange()?;
+                from.rename(self, RenameFlags::EXCHANGE)?;
                 Err(Errno::EEXIST.into())
             }
         }
     }
 
-    /// Removes the name of a file.
+    /// Gives the file another name in the same directory, which may replace a file there.
+    pub fn rename_to(&self, name: &str) -> io::Result<Self> {
+        let to = Self { dir: self.dir.clone(), name: name.into() };
+        nix::fcntl::renameat(&self.dir, &*self.name, &to.dir, &*to.name)?;
+        Ok(to)
+    }
+
+    /// Gives the file a second name, which must not be in use.
+    pub fn link_to(&self, to: &Self) -> io::Result<()> {
+        Ok(linkat(&self.dir, &*self.name, &to.dir, &*to.name, AtFlags::empty())?)
+    }
+
     pub fn remove(&self) -> io::Result<()> {
         Ok(unlinkat(&self.dir, &*self.name, UnlinkatFlags::NoRemoveDir)?)
     }
@@ -252,7 +264,6 @@ pub(super) fn temporary<T>(
     Err(Errno::EEXIST.into())
 }
 
-/// Device and inode number.
 pub(super) fn id(stat: &FileStat) -> FileId {
     (stat.st_dev, stat.st_ino)
 }

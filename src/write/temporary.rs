@@ -40,3 +40,9 @@ pub(super) fn sync_names(dir: &impl AsFd) -> io::Result<()> {
 pub(super) fn is_unsupported(errno: Errno) -> bool {
     [Errno::EOPNOTSUPP, Errno::EISDIR, Errno::EINVAL, Errno::ENOENT].contains(&errno)
 }
+
+/// Locks an open file or directory until all its descriptors are closed. EWOULDBLOCK means that it is locked already.
+pub(super) fn try_lock(file: &impl AsFd) -> Result<(), Errno> {
+    let locked = rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    locked.map_err(|errno| Errno::from_raw(errno.raw_os_error()))
+}

@@ -2,7 +2,8 @@
 
 use crate::support::*;
 use std::fs;
-use weightfs::remote::cache::{BlockCache, CacheError, CacheKey};
+use std::sync::Arc;
+use weightfs::remote::cache::{BlockCache, CacheEntry, CacheError, CacheKey};
 use weightfs::source::pins::BLOCK;
 
 #[test]
@@ -10,7 +11,7 @@ fn block_is_present_once_all_of_its_bytes_were_written() {
     let dir = tempdir();
     let len = 3 * BLOCK + 1000;
     let object = open(dir.path()).object(&key(1, len)).unwrap();
-    assert_eq!((object.len(), object.blocks()), (len, 4));
+    assert_eq!((object.len, object.blocks), (len, 4));
     assert!(all(&object).is_empty());
     assert_eq!(object.data().metadata().unwrap().len(), len);
 
@@ -20,15 +21,14 @@ fn block_is_present_once_all_of_its_bytes_were_written() {
         let end = (at + 1 + random.below(20_000)).min(len);
         let written = object.write(at, &content(1, at..end)).unwrap();
         at = end;
-        if !written.blocks.is_empty() {
-            assert_eq!(written.blocks.start, complete);
-            complete = written.blocks.end;
+        if !written.is_empty() {
+            assert_eq!(written.start, complete);
+            complete = written.end;
         }
         assert_eq!(complete, if at == len { 4 } else { at / BLOCK });
         assert_eq!(all(&object).iter().map(|run| run.end - run.start).sum::<u64>(), complete);
     }
     assert_eq!(verify(&object, 1), 4);
-    assert!(object.complete().unwrap());
 }
 
 #[test]
@@ -37,13 +37,11 @@ fn large_write_adds_all_whole_blocks_and_keeps_the_rest() {
     let len = 100 * BLOCK + 1;
     let object = open(dir.path()).object(&key(1, len)).unwrap();
     let written = object.write(BLOCK / 2, &content(1, BLOCK / 2..60 * BLOCK + 7)).unwrap();
-    assert_eq!(written.blocks, 1..60);
-    assert_eq!(object.write(60 * BLOCK + 7, &content(1, 60 * BLOCK + 7..len)).unwrap().blocks, 60..101);
+    assert_eq!(written, 1..60);
+    assert_eq!(object.write(60 * BLOCK + 7, &content(1, 60 * BLOCK + 7..len)).unwrap(), 60..101);
     assert_eq!(all(&object), [1..101]);
-    assert!(!object.complete().unwrap());
-    assert_eq!(object.write(0, &content(1, 0..BLOCK / 2)).unwrap().blocks, 0..1);
+    assert_eq!(object.write(0, &content(1, 0..BLOCK / 2)).unwrap(), 0..1);
     assert_eq!(verify(&object, 1), 101);
-    assert!(object.complete().unwrap());
 }
 
 #[test]
@@ -59,12 +57,12 @@ fn bytes_past_the_end_are_refused() {
 }
 
 #[test]
-fn empty_object_is_complete() {
+fn empty_object_can_be_read() {
     let dir = tempdir();
     let object = open(dir.path()).object(&key(1, 0)).unwrap();
-    assert!(object.is_empty() && object.complete().unwrap() && all(&object).is_empty());
+    assert!(object.len == 0 && all(&object).is_empty());
     assert!(reader(&object).pin(0..0).is_ok());
-    assert!(object.write(0, &[]).unwrap().blocks.is_empty());
+    assert!(object.write(0, &[]).unwrap().is_empty());
 }
 
 #[test]
@@ -74,7 +72,7 @@ fn blocks_are_found_by_later_sessions_and_by_others() {
     let (one, two) = (open(dir.path()), open(dir.path()));
     let first = one.object(&key(1, len)).unwrap();
     let second = two.object(&key(1, len)).unwrap();
-    assert_ne!(first, second);
+    assert!(!Arc::ptr_eq(&first, &second));
     fill(&first, 1, 3..5);
     assert_eq!(all(&second), [3..5]);
     fill(&second, 1, 100..200);
@@ -83,7 +81,7 @@ fn blocks_are_found_by_later_sessions_and_by_others() {
     let again = open(dir.path()).object(&key(1, len)).unwrap();
     // One look finds all blocks of 64 MiB.
     assert_eq!(again.has(100..101).unwrap(), [100..101]);
-    assert!(again.is_present(199));
+    assert!(is_present(&again, 199));
     assert_eq!(verify(&again, 1), 102);
 }
 
@@ -93,17 +91,22 @@ fn versions_and_files_are_separate_objects() {
     let cache = open(dir.path());
     let old = cache.object(&key(1, BLOCK)).unwrap();
     fill(&old, 1, 0..1);
-    assert_eq!(cache.object(&key(1, BLOCK)).unwrap(), old, "opened once");
+    assert!(Arc::ptr_eq(&cache.object(&key(1, BLOCK)).unwrap(), &old), "opened once");
     let mut new = key(1, BLOCK);
     new.validator = "\"other\"".into();
     for key in [new.clone(), key(1, BLOCK + 1), key(2, BLOCK)] {
         assert!(all(&cache.object(&key).unwrap()).is_empty());
     }
-    let mut versions = cache.versions(&new.identity).unwrap();
+    let mut versions = BlockCache::list(dir.path()).unwrap().entries;
+    // The first half of the name of a directory is that of the file.
+    let id = |entry: &CacheEntry| entry.id[..32].to_owned();
+    let other = id(versions.iter().find(|entry| entry.name.as_deref() == Some("object 2")).unwrap());
+    versions.retain(|entry| id(entry) != other);
+    assert!(versions.iter().all(|entry| id(entry) == id(&versions[0])));
     versions.sort_by_key(|entry| (entry.len, entry.validator.clone()));
     let found: Vec<_> = versions.iter().map(|entry| (entry.validator.as_deref().unwrap(), entry.len)).collect();
     assert_eq!(found, [("\"etag-1\"", BLOCK), ("\"other\"", BLOCK), ("\"etag-1\"", BLOCK + 1)]);
-    assert!(cache.versions("https://host/other").unwrap().is_empty());
+    assert!(cache.has_version(&new.identity) && !cache.has_version("https://host/other"));
 }
 
 #[test]
@@ -124,14 +127,15 @@ fn version_that_was_used_last_comes_first() {
         );
     }
     drop(cache.object(&key(2, BLOCK)).unwrap());
-    let found = |cache: &BlockCache| -> Vec<(String, u64)> {
-        let versions = cache.versions(&key(1, 0).identity).unwrap().into_iter();
+    let found = || -> Vec<(String, u64)> {
+        let versions = BlockCache::list(dir.path()).unwrap().entries.into_iter();
+        let versions = versions.filter(|entry| entry.name.as_deref() == Some("object 1"));
         versions.map(|entry| (entry.validator.unwrap(), entry.present / BLOCK)).collect()
     };
-    assert_eq!(found(&cache), [("0".into(), 1), ("2".into(), 3), ("1".into(), 0)]);
+    assert_eq!(found(), [("0".into(), 1), ("2".into(), 3), ("1".into(), 0)]);
     // Opening is a use.
     drop(cache.object(&version(1)).unwrap());
-    assert_eq!(found(&open(dir.path())), [("1".into(), 0), ("0".into(), 1), ("2".into(), 3)]);
+    assert_eq!(found(), [("1".into(), 0), ("0".into(), 1), ("2".into(), 3)]);
 }
 
 #[test]
@@ -193,41 +197,43 @@ fn wrong_descriptors_are_refused() {
     use nix::fcntl::{FcntlArg, SealFlag, fcntl};
     use nix::sys::memfd::{MFdFlags, memfd_create};
     use std::os::fd::OwnedFd;
-    use weightfs::source::pins::{self, PinnedReader, PinsError};
+    use weightfs::source::pins::{self, PinnedReader};
     let dir = tempdir();
     let cache = open(dir.path());
     let (small, large) = (cache.object(&key(1, BLOCK)).unwrap(), cache.object(&key(1, 1000 * BLOCK)).unwrap());
-    let (from, other) = (small.descriptors().unwrap(), large.descriptors().unwrap());
-    let short = PinnedReader::open(1000 * BLOCK, from.present, other.marks, from.lock).unwrap_err();
-    assert!(matches!(short, PinsError::Short { found: 1, expected: 1000, .. }), "{short}");
+    let [_, present, marks, lock] = descriptors(&small);
+    let [_, _, large_marks, large_lock] = descriptors(&large);
+    let short = PinnedReader::open(1000 * BLOCK, present, large_marks, lock).unwrap_err();
+    assert_eq!(short.to_string(), "shared memory 'present': 2 bytes instead of 2000");
     // A file that can be truncated would raise SIGBUS in the reader.
     let file: OwnedFd = tempfile::tempfile().unwrap().into();
-    let unsealed = PinnedReader::open(BLOCK, file, from.marks, other.lock).unwrap_err();
-    assert!(matches!(unsealed, PinsError::Unsealed { area: "present" }), "{unsealed}");
+    let unsealed = PinnedReader::open(BLOCK, file, marks, large_lock).unwrap_err();
+    assert_eq!(unsealed.to_string(), "shared memory 'present': not sealed against shrinking");
     // So could huge pages, which may all be in use when they are read.
     let flags = MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_HUGETLB;
     if let Ok(huge) = memfd_create("huge", flags) {
         fcntl(&huge, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
-        let parts = large.descriptors().unwrap();
-        let refused = PinnedReader::open(BLOCK, huge, parts.marks, parts.lock).unwrap_err();
-        assert!(matches!(refused, PinsError::NotMemory { area: "present" }), "{refused}");
+        let [_, _, marks, lock] = descriptors(&large);
+        let refused = PinnedReader::open(BLOCK, huge, marks, lock).unwrap_err();
+        assert_eq!(refused.to_string(), "shared memory 'present': not ordinary memory");
     }
     // The data must be a file that is as long as was said.
-    let data = || large.descriptors().unwrap().data;
+    let data = || descriptors(&large).into_iter().next().unwrap();
     assert!(pins::data(data(), 1000 * BLOCK).is_ok());
     let dir = std::fs::File::open(dir.path()).unwrap();
     for (wrong, len) in [(data(), 1000 * BLOCK + 1), (std::io::pipe().unwrap().0.into(), 0), (dir.into(), 0)] {
         let refused = pins::data(wrong, len).unwrap_err();
-        assert!(matches!(refused, PinsError::NotTheData { expected } if expected == len), "{refused}");
+        assert_eq!(refused.to_string(), format!("not a file of {len} bytes"));
     }
     // The reader cannot write to what the owner says.
-    let present = std::fs::File::from(large.descriptors().unwrap().present);
+    let [data, present, _, lock] = descriptors(&large);
+    let present = std::fs::File::from(present);
     assert!(std::os::unix::fs::FileExt::write_all_at(&present, &[1], 0).is_err());
     assert!(present.set_len(0).is_err() && present.set_len(5000).is_err());
-    for descriptor in [large.descriptors().unwrap().data, large.descriptors().unwrap().lock] {
+    for descriptor in [data, lock] {
         assert!(std::fs::File::from(descriptor).set_len(0).is_err());
     }
-    assert!(!large.is_present(0));
+    assert!(!is_present(&large, 0));
 }
 
 #[test]
@@ -239,7 +245,7 @@ fn object_that_is_opened_by_many_threads_is_the_same() {
         let threads: Vec<_> = (0..8).map(|_| open()).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    assert!(objects.iter().all(|object| *object == objects[0]));
+    assert!(objects.iter().all(|object| Arc::ptr_eq(object, &objects[0])));
     fill(&objects[3], 1, 0..1);
     assert_eq!(cache.evict(1).unwrap().freed, BLOCK, "no second description of the lock is left");
 }

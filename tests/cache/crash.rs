@@ -18,8 +18,8 @@ fn writer() {
     for step in 0.. {
         let number = random.below(2);
         let object = &objects[number as usize];
-        let first = random.below(object.blocks());
-        let range = bytes_of(object, first..(first + 1 + random.below(40)).min(object.blocks()));
+        let first = random.below(object.blocks);
+        let range = bytes_of(object, first..(first + 1 + random.below(40)).min(object.blocks));
         cache.make_room(range.end - range.start).unwrap();
         let mut at = range.start;
         let mut incoming = object.incoming(range.clone());

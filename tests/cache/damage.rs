@@ -39,7 +39,7 @@ fn blocks_lost_with_the_power_are_absent_and_can_be_fetched_again() {
     let object = open_in_boot(dir.path(), "two").object(&key(1, len)).unwrap();
     // What is not asked for is not verified, so it is not present yet.
     assert_eq!(object.has(1..4).unwrap(), [1..2, 3..4]);
-    assert!(!object.is_present(4));
+    assert!(!is_present(&object, 4));
     assert_eq!(all(&object), [0..2, 3..5, 6..7, 8..11]);
     assert_eq!(verify(&object, 1), 8);
     for block in [2, 5, 7, 11] {

@@ -4,7 +4,10 @@ use crate::support::*;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
-use weightfs::remote::cache::{BlockCache, CachedObject, EvictedBlocks};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use weightfs::remote::cache::{BlockCache, CachedObject};
 use weightfs::source::pins::{BLOCK, PinnedBlocks, PinnedReader};
 
 /// Three segments and a bit more.
@@ -40,8 +43,8 @@ fn step() -> impl Strategy<Value = Step> {
 /// What should be in the cache.
 struct Model {
     cache: BlockCache,
-    objects: Vec<CachedObject>,
-    readers: Vec<std::sync::Arc<PinnedReader>>,
+    objects: Vec<Arc<CachedObject>>,
+    readers: Vec<Arc<PinnedReader>>,
     /// Whether each block is present, by object and block.
     blocks: BTreeMap<(u64, u64), bool>,
     pinned: Vec<(u64, u64, PinnedBlocks)>,
@@ -51,13 +54,13 @@ impl Model {
     fn open(dir: &std::path::Path, boot: u8) -> Self {
         let cache = open_in_boot(dir, &boot.to_string());
         let objects: Vec<_> = (0..OBJECTS).map(|number| cache.object(&key(number, LEN)).unwrap()).collect();
-        let readers = objects.iter().map(reader).collect();
+        let readers = objects.iter().map(|object| reader(object)).collect();
         Self { cache, objects, readers, blocks: BTreeMap::new(), pinned: Vec::new() }
     }
 
-    fn evicted(&mut self, evicted: &[EvictedBlocks]) {
-        for EvictedBlocks { object, blocks } in evicted {
-            let number = self.objects.iter().position(|known| known == object).unwrap() as u64;
+    fn evicted(&mut self, evicted: &[(Arc<CachedObject>, Range<u64>)]) {
+        for (object, blocks) in evicted {
+            let number = self.objects.iter().position(|known| Arc::ptr_eq(known, object)).unwrap() as u64;
             for block in blocks.clone() {
                 assert!(!self.pinned.iter().any(|pin| (pin.0, pin.1) == (number, block)), "a pinned block was evicted");
                 self.blocks.remove(&(number, block));
@@ -65,7 +68,7 @@ impl Model {
         }
     }
 
-    fn check(&self, number: u64, blocks: std::ops::Range<u64>) {
+    fn check(&self, number: u64, blocks: Range<u64>) {
         let object = &self.objects[number as usize];
         let found: Vec<u64> = object.has(blocks.clone()).unwrap().into_iter().flatten().collect();
         let expected: Vec<u64> = blocks.filter(|block| self.blocks.contains_key(&(number, *block))).collect();
@@ -73,7 +76,7 @@ impl Model {
         for block in found {
             let range = bytes_of(object, block..block + 1);
             let mut bytes = vec![0; (range.end - range.start) as usize];
-            object.read_exact_at(&mut bytes, range.start).unwrap();
+            object.data().read_exact_at(&mut bytes, range.start).unwrap();
             assert!(bytes == content(number, range));
         }
     }
@@ -94,8 +97,8 @@ proptest! {
                     while from < end {
                         let to = (from + piece).min(end);
                         let written = model.objects[number as usize].write(from, &content(number, from..to)).unwrap();
-                        assert!(written.evicted.is_empty());
-                        for block in written.blocks {
+                        assert!(model.cache.take_evicted().is_empty());
+                        for block in written {
                             model.blocks.insert((number, block), true);
                         }
                         from = to;
@@ -110,7 +113,7 @@ proptest! {
                 Step::Evict(bytes) => {
                     let present = model.blocks.len() as u64;
                     let room = model.cache.evict(bytes).unwrap();
-                    model.evicted(&room.evicted);
+                    model.evicted(&model.cache.take_evicted());
                     assert_eq!(room.lacking, bytes.saturating_sub(room.freed));
                     let gone = present - model.blocks.len() as u64;
                     assert!(room.freed.abs_diff(gone * BLOCK) <= 2 * BLOCK, "{} of {gone} blocks", room.freed);

@@ -32,7 +32,7 @@ fn work(dir: &Path, boot: &str, random: &mut Random) -> BTreeSet<u64> {
     let cache = open_in_boot(dir, boot);
     let object = cache.object(&key(1, LEN)).unwrap();
     for step in 0..60 {
-        let first = random.below(object.blocks() - 8);
+        let first = random.below(object.blocks - 8);
         fill(&object, 1, first..first + 1 + random.below(8));
         match step {
             // The table comes to the disk before the data that is written later, and before some that was written.
@@ -75,7 +75,7 @@ fn lose_power(make: &[&str], size: u64, rounds: u64) -> Option<(usize, usize)> {
         let after: BTreeSet<u64> = all(&object).into_iter().flatten().collect();
         kept += found;
         lost += before.difference(&after).count();
-        fill(&object, 1, 0..object.blocks());
+        fill(&object, 1, 0..object.blocks);
         assert_eq!(verify(&object, 1), LEN.div_ceil(BLOCK));
         drop(object);
         // The next round begins with an empty cache, or with a full one.

@@ -122,9 +122,9 @@ fn child_session() {
 
 /// One reader of one object. Returns the number of its reads, of those that had to wait, and of evicted runs.
 fn serve(cache: &BlockCache, object: &CachedObject, number: u64, time: u64) -> [u64; 3] {
-    let parts = object.descriptors().unwrap();
+    let [data, present, marks, lock] = descriptors(object);
     let (mine, theirs) = UnixStream::pair().unwrap();
-    let passed = [parts.data, parts.present, parts.marks, parts.lock, theirs.into()];
+    let passed = [data, present, marks, lock, theirs.into()];
     for descriptor in &passed {
         fcntl(descriptor, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
     }
@@ -137,8 +137,8 @@ fn serve(cache: &BlockCache, object: &CachedObject, number: u64, time: u64) -> [
         scope.spawn(|| {
             let mut random = Random(time);
             while !done.load(Ordering::Relaxed) {
-                let room = cache.evict(1 + random.below(16 << 20)).unwrap();
-                evicted.fetch_add(room.evicted.len() as u64, Ordering::Relaxed);
+                _ = cache.evict(1 + random.below(16 << 20)).unwrap();
+                evicted.fetch_add(cache.take_evicted().len() as u64, Ordering::Relaxed);
                 thread::sleep(Duration::from_micros(random.below(3000)));
             }
         });
@@ -159,7 +159,7 @@ fn serve(cache: &BlockCache, object: &CachedObject, number: u64, time: u64) -> [
                 }
             }
             // Read-ahead, which nobody waits for.
-            if blocks.end < object.blocks() {
+            if blocks.end < object.blocks {
                 fill(object, number, blocks.end..blocks.end + 1);
             }
             writeln!(answers, "ready").unwrap();
@@ -198,14 +198,14 @@ fn child_pruner() {
 
 /// Compares some present blocks, and adds some. As long as it has the object open, others evict nothing from it.
 fn verify_some(object: &CachedObject, number: u64, random: &mut Random) {
-    let runs = object.has(0..object.blocks()).unwrap();
+    let runs = object.has(0..object.blocks).unwrap();
     for block in runs.into_iter().flatten().take(50) {
         let range = bytes_of(object, block..block + 1);
         let mut found = vec![0; (range.end - range.start) as usize];
-        object.read_exact_at(&mut found, range.start).unwrap();
+        object.data().read_exact_at(&mut found, range.start).unwrap();
         assert!(found == content(number, range), "block {block} of object {number}");
     }
-    let first = random.below(object.blocks() - 8);
+    let first = random.below(object.blocks - 8);
     fill(object, number, first..first + 8);
 }
 

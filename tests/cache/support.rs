@@ -1,6 +1,7 @@
 //! What the tests share.
 
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -112,18 +113,17 @@ pub fn open_with_limit(dir: &Path, limit: u64) -> BlockCache {
 }
 
 pub fn bytes_of(object: &CachedObject, blocks: Range<u64>) -> Range<u64> {
-    blocks.start * BLOCK..(blocks.end * BLOCK).min(object.len())
+    blocks.start * BLOCK..(blocks.end * BLOCK).min(object.len)
 }
 
 /// Writes blocks of the object number `number`.
 pub fn fill(object: &CachedObject, number: u64, blocks: Range<u64>) {
     let range = bytes_of(object, blocks.clone());
-    let written = object.write(range.start, &content(number, range)).unwrap();
-    assert_eq!(written.blocks, blocks);
+    assert_eq!(object.write(range.start, &content(number, range)).unwrap(), blocks);
 }
 
 pub fn all(object: &CachedObject) -> Vec<Range<u64>> {
-    object.has(0..object.blocks()).unwrap()
+    object.has(0..object.blocks).unwrap()
 }
 
 /// The number of present blocks, after comparing all of their bytes.
@@ -141,9 +141,19 @@ pub fn verify(object: &CachedObject, number: u64) -> u64 {
     count
 }
 
+/// The descriptors of the data, of the map of present blocks, of the marks of readers, and of the lock.
+pub fn descriptors(object: &CachedObject) -> [OwnedFd; 4] {
+    object.descriptors().map(|descriptor| descriptor.try_clone_to_owned().unwrap())
+}
+
 pub fn reader(object: &CachedObject) -> Arc<PinnedReader> {
-    let parts = object.descriptors().unwrap();
-    PinnedReader::open(object.len(), parts.present, parts.marks, parts.lock).unwrap()
+    let [_, present, marks, lock] = descriptors(object);
+    PinnedReader::open(object.len, present, marks, lock).unwrap()
+}
+
+/// Whether a reader finds a block without asking the process that has opened the object.
+pub fn is_present(object: &CachedObject, block: u64) -> bool {
+    reader(object).pin(bytes_of(object, block..block + 1)).is_ok()
 }
 
 /// The only file called `name` of the only object in the cache.

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::lchown;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use weightfs::remote::cache::{BlockCache, CacheEntry, CacheKey, CacheOptions, CachedObject};
 use weightfs::source::pins::BLOCK;
@@ -36,7 +37,7 @@ fn add(room: &Room, name: &str, validator: &str, len: u64, blocks: u64, age: u64
     lock.set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
 }
 
-fn object(room: &Room, name: &str, validator: &str, len: u64, blocks: u64) -> CachedObject {
+fn object(room: &Room, name: &str, validator: &str, len: u64, blocks: u64) -> Arc<CachedObject> {
     let key = CacheKey { identity: format!("hub {name:?}"), validator: validator.into(), len, name: name.into() };
     let object = open(room).object(&key).unwrap();
     _ = object.write(0, &vec![1; (blocks * BLOCK).min(len) as usize]).unwrap();
@@ -45,7 +46,7 @@ fn object(room: &Room, name: &str, validator: &str, len: u64, blocks: u64) -> Ca
 
 /// Closes an object. Processes that other tests start at this moment have its descriptors until they execute their
 /// programs, so this waits until nobody uses it.
-fn release(room: &Room, object: CachedObject) {
+fn release(room: &Room, object: Arc<CachedObject>) {
     drop(object);
     while BlockCache::list(&directory(room)).unwrap().entries.iter().any(|entry| entry.in_use) {
         std::thread::sleep(Duration::from_millis(1));

@@ -39,12 +39,12 @@ fn sound_file_is_reported_as_sound() {
         &[],
     );
     let output = room.sh("weightfs check m.safetensors");
-    let line = "m.safetensors: sound (2 tensors, 10 B; data aligned to 8 bytes)\n";
+    let line = "m.safetensors: OK (2 tensors, 10 B; data aligned to 8 bytes)\n";
     assert_eq!(output, Output { code: 0, out: line.into(), err: "".into() });
-    let line = "m.safetensors: sound (2 tensors, 10 B; data aligned to 8 bytes; all values finite)\n";
+    let line = "m.safetensors: OK (2 tensors, 10 B; data aligned to 8 bytes; all values finite)\n";
     assert_eq!(room.ok("weightfs check --values m.safetensors"), line);
     assert_eq!(room.ok("weightfs check --quiet m.safetensors"), "");
-    let object = json!({"source": "m.safetensors", "sound": true, "errors": 0, "warnings": 0, "notes": 0, "files": 1, "tensors": 2,
+    let object = json!({"source": "m.safetensors", "ok": true, "errors": 0, "warnings": 0, "notes": 0, "files": 1, "tensors": 2,
         "nbytes": 10, "alignment": 8, "values": false, "unsearched": 0, "verified": [], "findings": []});
     assert_eq!(room.json("weightfs check --json m.safetensors"), [object]);
 }
@@ -86,15 +86,12 @@ fn every_error_in_a_file_is_reported() {
     assert_eq!((output.code, &output.err[..]), (1, ""), "{output:?}");
     assert!(output.out.lines().all(|line| line.starts_with("m.safetensors: ")), "{output:?}");
     assert!(output.out.ends_with("m.safetensors: 8 errors (3 tensors, 20 B; data aligned to 8 bytes)\n"), "{output:?}");
-    // A hole may be the data of a tensor that is left out.
+    // A hole may be the data of a tensor that is skipped.
     let twice = [entry("a", "U8", &[8], 0, 8), entry("a", "U8", &[8], 8, 16)];
     room.raw("twice.safetensors", &header(&twice), &[0; 16]);
     let (rules, messages) = found(&room, "twice.safetensors");
     assert_eq!(rules, ["error entry", "error hole"]);
-    assert!(
-        messages[1].ends_with(": a hole of 8 bytes, which may belong to a tensor that is left out"),
-        "{messages:?}"
-    );
+    assert!(messages[1].ends_with(": a hole of 8 bytes, which may belong to a tensor that is skipped"), "{messages:?}");
     // One error of a tensor does not hide another.
     let (cut, empty) = (entry("a", "U8", &[8], 0, 8), entry("a", "U8", &[0], 0, 0));
     let part = entry("a", "F4", &[], 0, 0);
@@ -126,7 +123,7 @@ fn truncated_file_is_not_reported_as_too_long() {
     room.raw("m.safetensors", &header(&entries), &[0; 10]);
     let (rules, messages) = found(&room, "m.safetensors");
     assert_eq!(rules, ["error format", "error entry", "error entry"]);
-    assert!(messages[0].starts_with("cut short: the data ends at byte ") && messages[0].contains("; 14 bytes missing"));
+    assert!(messages[0].starts_with("truncated: the data ends at byte ") && messages[0].contains("; 14 bytes missing"));
     assert!(messages[1].starts_with("tensor \"b\": its data takes bytes "), "{messages:?}");
 }
 
@@ -157,7 +154,7 @@ fn verdict_matches_strict_parser_on_mutated_headers() {
     for report in reports {
         let file = std::fs::read(room.path(report["source"].as_str().unwrap())).unwrap();
         let is_sound = parse_header(&HeaderInput::with_prefix(file.len() as u64, file), ParseMode::Strict).is_ok();
-        assert_eq!(report["sound"], is_sound, "{report:#}");
+        assert_eq!(report["ok"], is_sound, "{report:#}");
         assert_eq!(report["errors"] == 0, is_sound, "{report:#}");
         sound += usize::from(is_sound);
     }
@@ -233,7 +230,7 @@ fn valid_but_unusual_files_get_warnings() {
         assert_eq!(code, i32::from(!rules.is_empty()), "{name}");
     }
     let out = room.ok("weightfs check unaligned.safetensors");
-    assert!(out.contains("bytemuck") && out.contains("sound, with 2 warnings ("), "{out}");
+    assert!(out.contains("bytemuck") && out.contains("OK, with 2 warnings ("), "{out}");
     // The official writer aligns every tensor.
     let room = Room::new();
     room.model("m.safetensors", &[("a", Dtype::U8, &[3], vec![0; 3]), ("b", Dtype::F64, &[1], vec![0; 8])], &[]);
@@ -382,7 +379,7 @@ fn hashes_in_metadata_are_verified() {
         json!({"weight_map": {"s-00001": "s-00001-of-00002.safetensors", "s-00002": "s-00002-of-00002.safetensors"}});
     std::fs::write(room.path("s.safetensors.index.json"), index.to_string()).unwrap();
     let out = room.ok("weightfs check s.safetensors.index.json");
-    assert!(out.ends_with("sound (2 tensors, 0 B; 2 files; sshs_model_hash verified of 2 files)\n"), "{out}");
+    assert!(out.ends_with("OK (2 tensors, 0 B; 2 files; sshs_model_hash verified of 2 files)\n"), "{out}");
     // The value is not a hash.
     write("none.safetensors", "None");
     assert_eq!(found(&room, "none.safetensors").0, ["warning modelspec"]);
@@ -414,11 +411,11 @@ lora.safetensors: note: tensor \"a.lora_up.weight\": all 512 bytes are zero
 lora.safetensors: note: tensor \"b.bias\": all 6 bytes are zero
 lora.safetensors: note: tensor \"b.lora_up.weight\": all 2097152 bytes are zero
     (normal for biases, and for matrices that are zero before training, such as those of a LoRA)
-lora.safetensors: sound, with 3 notes (6 tensors, 2.10 MB; data aligned to 2 bytes; all values finite)
+lora.safetensors: OK, with 3 notes (6 tensors, 2.10 MB; data aligned to 2 bytes; all values finite)
 ";
     assert_eq!(room.ok("weightfs check --values --fail-on-warning lora.safetensors"), expected);
     let [ref object] = room.json("weightfs check --json --values lora.safetensors")[..] else { panic!() };
-    assert_eq!((&object["sound"], &object["warnings"], &object["notes"]), (&json!(true), &json!(0), &json!(3)));
+    assert_eq!((&object["ok"], &object["warnings"], &object["notes"]), (&json!(true), &json!(0), &json!(3)));
     let subjects: Vec<_> = object["findings"].as_array().unwrap().iter().map(|found| &found["subject"]).collect();
     assert_eq!(subjects, ["a.lora_up.weight", "b.bias", "b.lora_up.weight"]);
     // Integers and unknown dtypes too; large tensors, which are read in pieces; one value that is not zero is enough.
@@ -540,7 +537,7 @@ fn metadata_conventions_are_checked() {
 fn shards_are_checked_against_index_and_manifest() {
     let room = Room::new();
     room.sharded("s");
-    let line = "s.safetensors.index.json: sound (3 tensors, 30 B; 2 files; data aligned to 8 bytes)\n";
+    let line = "s.safetensors.index.json: OK (3 tensors, 30 B; 2 files; data aligned to 8 bytes)\n";
     assert_eq!(room.ok("weightfs check s.safetensors.index.json"), line);
     // The totals in the index differ from those of the files.
     room.ok("sed 's/30/31/; s/: *9/: 8/' s.safetensors.index.json >t.safetensors.index.json");
@@ -609,7 +606,7 @@ fn shards_are_checked_against_index_and_manifest() {
 
     room.dataset("set");
     let output = room.ok("weightfs check set");
-    let sound = "sound, with 2 warnings (2 tensors, 12 B; 2 files; data aligned to 8 bytes)\n";
+    let sound = "OK, with 2 warnings (2 tensors, 12 B; 2 files; data aligned to 8 bytes)\n";
     assert!(output.ends_with(sound) && output.matches("is not called part-").count() == 2, "{output}");
     room.ok(r#"sed -i 's/"samples_count":2/"samples_count":3/; s/"total_samples":4/"total_samples":9/' set/dataset_manifest.json"#);
     let (rules, messages) = found(&room, "set");
@@ -706,7 +703,7 @@ fn excess_findings_of_a_kind_are_counted() {
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines.len(), 13, "{out}");
     assert_eq!(lines[10], "m.safetensors: warning: 1490 more of this kind");
-    assert!(lines[12].starts_with("m.safetensors: sound, with 1,500 warnings (1,501 tensors, "), "{out}");
+    assert!(lines[12].starts_with("m.safetensors: OK, with 1,500 warnings (1,501 tensors, "), "{out}");
     let [ref object] = room.json("weightfs check --json m.safetensors")[..] else { panic!() };
     assert_eq!((&object["warnings"], object["findings"].as_array().unwrap().len()), (&json!(1500), 1000));
 }

@@ -98,3 +98,57 @@ fn output_for_people_is_short() {
     let out = room.sh("weightfs check .").out;
     assert!(out.lines().all(|line| line.len() < 1000), "{out}");
 }
+
+#[test]
+fn errors_quote_no_file_that_a_link_leads_to() {
+    let room = Room::new();
+    let snapshot = "repo/snapshots/1";
+    room.sh(&format!(
+        "mkdir -p up main far else {snapshot}/unet repo/blobs store/blobs store/manifests/a/b/c bare/snapshots/1
+        echo 'root:secret and more words' >secret; cp secret else/m.safetensors
+        ln -s ../secret up/s.safetensors; ln -s ../secret main/m.safetensors; ln -s ../else far/dir
+        printf '[\"root:secret\"]' >json; ln -s ../../../../../json store/manifests/a/b/c/tag
+        ln -s ../json main/n.safetensors.index.json
+        cp secret repo/blobs/5; ln -s ../../blobs/5 {snapshot}/s.safetensors
+        ln -s ../../../blobs/5 {snapshot}/unet/m.safetensors; ln -s ../../../secret bare/snapshots/1/m.safetensors"
+    ));
+    let index = json!({"weight_map": {"w": "s.safetensors"}}).to_string();
+    for dir in ["up", snapshot] {
+        std::fs::write(room.path(dir).join("model.safetensors.index.json"), &index).unwrap();
+    }
+    let hidden = [
+        "up",
+        "up/model.safetensors.index.json",
+        "main",
+        "main/m.safetensors",
+        "main/n.safetensors.index.json",
+        "far",
+        "store/manifests/a/b/c/tag",
+        "bare/snapshots/1",
+    ];
+    let own = ["else/m.safetensors", "far/dir/m.safetensors"];
+    for command in ["ls", "ls --lenient", "check", "inspect", "inspect --lenient", "id", "summary", "ls --files"] {
+        let said = |source: &str, environment: &str| {
+            let said = room.sh(&format!("{environment} weightfs {command} {source}"));
+            // The files of directories of models are listed although the models are broken.
+            assert!(said.code > 0 || command == "ls --files", "{command} {source}: {said:?}");
+            said.out + &said.err
+        };
+        for source in hidden {
+            let text = said(source, "");
+            assert!(!text.contains("root:"), "{command} {source}: {text}");
+            assert!(text.contains("a link leads to it") || command == "ls --files", "{command} {source}: {text}");
+        }
+        let text = said("model.safetensors.index.json", "cd up;");
+        assert!(!text.contains("root:") && text.contains("a link leads to it"), "{command}: {text}");
+        assert!(said("main/m.safetensors", "RUST_LOG=info").contains("root:secret"), "{command}");
+        // The links of a snapshot in the Hugging Face cache lead to files of its repository.
+        let unet = format!("{snapshot}/unet/m.safetensors");
+        let index = format!("{snapshot}/model.safetensors.index.json");
+        assert!(said("s.safetensors", &format!("cd {snapshot};")).contains("root:secret"), "{command}");
+        for source in own.into_iter().chain([&*unet, &index]) {
+            let text = said(source, "");
+            assert!(text.contains("root:secret"), "{command} {source}: {text}");
+        }
+    }
+}

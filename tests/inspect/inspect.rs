@@ -151,7 +151,7 @@ fn empty_model_is_shown_and_truncated_model_needs_lenient() {
     assert_eq!((output.code, output.out.len()), (1, 0), "{output:?}");
     let output = room.sh("weightfs inspect --lenient cut.safetensors");
     assert!(
-        output.code == 0 && output.out.contains("  Left out         1\n") && output.err.contains("left out \"b\""),
+        output.code == 0 && output.out.contains("  Skipped          1\n") && output.err.contains("skipped \"b\""),
         "{output:?}"
     );
 }

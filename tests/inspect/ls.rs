@@ -148,7 +148,11 @@ fn unmatched_pattern_is_an_error() {
     let room = sample();
     room.model("n.safetensors", &[("n", Dtype::U8, &[1], vec![0])], &[]);
     room.ok("mkdir all && cp *.safetensors all");
-    let error = |source: &str, pattern: &str| format!("weightfs: {source}: no tensor matches \"{pattern}\"\n");
+    let error = |source: &str, pattern: &str| {
+        let is_part = !pattern.contains('*');
+        let hint = if is_part { format!("; for a part of a name, use \"*{pattern}*\"") } else { String::new() };
+        format!("weightfs: {source}: no tensor matches \"{pattern}\"{hint}\n")
+    };
     // Arguments, listed names, standard error.
     let cases: [(&str, &[&str], String); 6] = [
         ("m.safetensors weight", &[], error("m.safetensors", "weight")),
@@ -252,7 +256,7 @@ fn errors_are_one_line() {
     let cases = [
         ("weightfs ls absent", 1, "absent: No such file or directory"),
         ("weightfs ls empty", 1, "empty: a directory without models, whose names end in .safetensors, "),
-        ("weightfs ls cut.safetensors", 1, "cut.safetensors: cut short: "),
+        ("weightfs ls cut.safetensors", 1, "cut.safetensors: truncated: "),
         ("weightfs ls", 2, "SOURCE"),
         ("weightfs ls m.safetensors '[a'", 2, "'[a' for '[SOURCE|PATTERN]...'"),
         ("weightfs ls m.safetensors --sort colour", 2, "'colour' for '--sort <KEY>'"),
@@ -266,7 +270,7 @@ fn errors_are_one_line() {
     }
     let Output { code, out, err } = room.sh("weightfs ls -n --lenient cut.safetensors");
     assert_eq!((code, names(&out)), (0, vec!["lm_head.weight", "model.embed.weight", "position"]));
-    assert_eq!(err.matches("left out").count(), 2, "{err}");
+    assert_eq!(err.matches("skipped").count(), 2, "{err}");
     let skipped = &room.json("weightfs ls --json --lenient cut.safetensors")[0]["skipped"];
     assert_eq!(skipped.as_array().unwrap().len(), 2);
 }

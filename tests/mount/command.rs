@@ -1,6 +1,6 @@
 //! The command line: output, exit codes, when a command returns, and what it cleans up.
 
-use crate::support::{Namespace, Said, Scene, require_fuse, wait_until, without_remark};
+use crate::support::{Namespace, Said, Scene, require_fuse, wait_until};
 use nix::mount::MsFlags;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -9,6 +9,9 @@ use std::process::Stdio;
 
 /// A tensor of the sample that is too large for read-ahead to fetch all of it.
 const BIG: &str = "mnt/tensors/model.embed.weight";
+
+/// What the sample model is, as the line after mounting says.
+const SUMMARY: &str = "8 tensors, 3.15 MB of F32, BF16 and 5 more dtypes";
 
 /// A scene with the sample model and an empty mount point.
 fn scene() -> Scene {
@@ -31,21 +34,26 @@ fn fits(line: &str, expected: &str) -> bool {
 }
 
 #[test]
-fn command_returns_silently_once_mount_is_ready() {
+fn command_prints_one_line_once_mount_is_ready() {
     require_fuse!();
     let scene = scene();
     scene.mkdir("a b");
     let lines = [
-        "weightfs sample.safetensors mnt",
-        "weightfs mount sample.safetensors mnt",
-        "weightfs --lenient sample.safetensors --threads 1 mnt",
-        "cd mnt/.. && weightfs ./sample.safetensors ./mnt/",
-        "ln -s mnt link && ln -s sample.safetensors to && weightfs to link",
-        "weightfs -- sample.safetensors 'a b'",
+        ("weightfs sample.safetensors mnt", "on mnt (unmount: weightfs umount mnt)"),
+        ("weightfs mount sample.safetensors mnt", "on mnt (unmount: weightfs umount mnt)"),
+        ("weightfs --lenient sample.safetensors --threads 1 mnt", "on mnt (unmount: weightfs umount mnt)"),
+        ("cd mnt/.. && weightfs ./sample.safetensors ./mnt/", "on ./mnt/ (unmount: weightfs umount ./mnt/)"),
+        (
+            "ln -s mnt link && ln -s sample.safetensors to && weightfs to link",
+            "on link (unmount: weightfs umount link)",
+        ),
+        ("weightfs -- sample.safetensors 'a b'", "on a b (unmount: weightfs umount 'a b')"),
+        ("weightfs --quiet sample.safetensors mnt", ""),
     ];
-    for line in lines {
+    for (line, said) in lines {
         let point = if line.ends_with("'a b'") { "'a b'" } else { "mnt" };
-        assert_eq!(without_remark(&scene.ok(line)), "", "{line}");
+        let said = if said.is_empty() { String::new() } else { format!("{SUMMARY} {said}\n") };
+        assert_eq!(scene.ok(line), said, "{line}");
         assert_eq!(scene.ok(&format!("cat {point}/tensors/slash%2Fand%25percent | wc -c")), "4\n", "{line}");
         assert_eq!(scene.ok(&format!("weightfs umount {point}; ls -A {point}")), "", "{line}");
         scene.wait_for_end();
@@ -66,7 +74,7 @@ fn created_mount_point_is_removed_after_unmount() {
     ];
     for unmount in unmounts {
         let made = scene.ok("weightfs sample.safetensors");
-        assert_eq!(without_remark(&made), "mounted on sample (unmount: weightfs umount sample)\n");
+        assert_eq!(made, format!("{SUMMARY} on sample (unmount: weightfs umount sample)\n"));
         assert_eq!(scene.ok("ls -d sample/tensors"), "sample/tensors\n");
         scene.ok(unmount);
         scene.wait_for_end();
@@ -110,6 +118,7 @@ fn failed_command_prints_one_error_and_leaves_nothing_behind() {
         ),
         ("weightfs sample.safetensors --log-file absent/log", "absent/log: No such file or directory"),
         ("weightfs sample.safetensors mnt --log-file dir", "dir: Is a directory"),
+        ("weightfs sample.safetensors mnt --log-file pipe", "pipe: neither a regular file nor a terminal"),
         ("weightfs umount mnt", "mnt: not mounted"),
         ("weightfs umount absent", "absent: not mounted"),
         ("weightfs umount /proc", "/proc: a proc mount, not a weightfs mount"),
@@ -210,7 +219,7 @@ fn unmount_hint_is_a_command_that_works() {
         std::fs::copy(scene.path("sample.safetensors"), &file).unwrap();
         let said = Said::of(scene.command("weightfs").arg("--").arg(format!("{name}.safetensors")));
         let out = said.ok(name);
-        let hint = without_remark(&out).split_once(" (unmount: ").unwrap().1.strip_suffix(")\n").unwrap();
+        let hint = out.split_once(" (unmount: ").unwrap().1.strip_suffix(")\n").unwrap();
         assert_eq!(scene.mounts().len(), 1, "{name}");
         Said::of(scene.command("bash").args(["-c", hint])).ok(hint);
         assert_eq!(scene.mounts(), [""; 0], "{hint}");
@@ -544,7 +553,7 @@ fn closed_or_full_output_does_not_stop_mount() {
         "weightfs -v -f sample.safetensors mnt 2>/dev/full >/dev/null &",
     ] {
         let said = scene.sh(line);
-        assert_eq!((said.code, without_remark(&said.out), &said.err[..]), (0, "", ""), "{line}");
+        assert_eq!((said.code, &said.err[..]), (0, ""), "{line}");
         wait_until("it is mounted", || scene.path("mnt/tensors").exists());
         scene.ok("weightfs umount mnt");
         scene.wait_for_end();
@@ -722,7 +731,8 @@ fn verbosity_and_log_file_options_select_log_output() {
         let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
         scene.ok(": >log");
         let output = scene.sh(&format!("{line} odd.safetensors mnt"));
-        let printed = lines(&output.err);
+        let mut printed = lines(&output.err);
+        printed.retain(|line| !line.starts_with("weightfs: no syslog here"));
         assert!(output.code == 0 && printed.len() == terminal.len(), "{line}: {output:?}");
         for (printed, expected) in printed.iter().zip(terminal) {
             assert!(printed.strip_prefix("weightfs: ").is_some_and(|text| fits(text, expected)), "{line}: {printed}");
@@ -740,4 +750,60 @@ fn verbosity_and_log_file_options_select_log_output() {
             assert!(fits(&rest[7..], &format!("[{daemon}] {expected}")), "{written}");
         }
     }
+}
+
+#[test]
+fn hints_say_what_may_be_meant() {
+    let scene = scene();
+    for (line, hint) in [
+        ("weightfs cat sample.safetensors model.embed.weight", "; did you mean tensors/model.embed.weight?"),
+        ("weightfs ls sample.safetensors embed", "; for a part of a name, use \"*embed*\""),
+        ("weightfs --view tensors sample.safetensors mnt", " (did you mean --views?)"),
+        ("weightfs inspect org/model", "; did you mean hf://org/model?"),
+        ("weightfs sample.safetensor mnt", "; did you mean sample.safetensors?"),
+        ("weightfs check mnt/../sample.safetensor", "; did you mean mnt/../sample.safetensors?"),
+    ] {
+        let said = scene.sh(line);
+        let error = said.err.lines().next().unwrap_or_default();
+        assert!(said.code > 0 && error.ends_with(hint), "{line}: {said:?}");
+    }
+    // Nothing is suggested for what is like nothing.
+    for line in ["weightfs ls absent", "weightfs ls /absent/x", "weightfs cat sample.safetensors absent"] {
+        assert!(!scene.sh(line).err.contains("did you mean"), "{line}");
+    }
+}
+
+#[test]
+fn files_are_replaced_only_with_force_and_are_what_their_names_say() {
+    let scene = scene();
+    for command in [
+        "weightfs export FORCE sample.safetensors OUT.safetensors",
+        "weightfs metadata set FORCE sample.safetensors key=value -o OUT.safetensors",
+        "weightfs demo FORCE OUT.safetensors",
+        "weightfs cp FORCE sample.safetensors tensors/model.embed.weight OUT.safetensors",
+    ] {
+        let line = |force| command.replace("FORCE", force).replace("OUT", "out");
+        std::fs::write(scene.path("out.safetensors"), b"kept").unwrap();
+        let said = scene.sh(&line(""));
+        assert!(said.code > 0 && said.err.ends_with("exists already; --force replaces it\n"), "{command}: {said:?}");
+        assert_eq!(std::fs::read(scene.path("out.safetensors")).unwrap(), b"kept", "{command}");
+        scene.ok(&line("--force"));
+        assert_ne!(std::fs::read(scene.path("out.safetensors")).unwrap(), b"kept", "{command}");
+        std::fs::remove_file(scene.path("out.safetensors")).unwrap();
+        scene.ok(&line(""));
+        assert!(scene.path("out.safetensors").is_file(), "{command}");
+    }
+    for (args, wanted) in [
+        ("sample.safetensors o.pt", "the suffix .pt says; name a .safetensors or .gguf file"),
+        ("--format safetensors sample.safetensors o.gguf", "the suffix .gguf says; name a .safetensors file"),
+    ] {
+        let said = scene.sh(&format!("weightfs export {args}"));
+        assert!(said.code == 1 && said.err.contains(wanted), "{args}: {said:?}");
+    }
+    assert_eq!(scene.ok("ls -d o.* .weightfs-cp 2>/dev/null || true"), "");
+    // As with cp(1), a single file gets the name that does not exist, and a name with a slash is a directory.
+    scene.ok("weightfs cp sample.safetensors tensors/model.embed.weight one.bin");
+    scene.ok("weightfs cp sample.safetensors tensors/model.embed.weight dir/");
+    scene.ok("weightfs cp sample.safetensors metadata.json header.json two");
+    scene.ok("cmp one.bin dir/model.embed.weight && test -f two/header.json");
 }

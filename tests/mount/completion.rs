@@ -102,6 +102,24 @@ fn shells_complete_commands_files_and_values() {
 }
 
 #[test]
+fn shells_complete_what_a_model_has() {
+    let scene = scene();
+    let table: [(&str, &[&str]); 6] = [
+        ("weightfs cat model.safetensors head", &["header.json"]),
+        ("weightfs cat model.safetensors tensors/model.e", &["tensors/model.embed.weight"]),
+        ("weightfs cat model.safetensors tre", &["tree"]),
+        ("weightfs show model.safetensors model.layers.2", &["model.layers.2.w"]),
+        ("weightfs ls model.safetensors model.e", &["model.embed.weight"]),
+        ("weightfs metadata get model.safetensors fo", &["format"]),
+    ];
+    for (line, expected) in table {
+        for (shell, words) in offered(&scene, line) {
+            assert_eq!(words, expected, "{shell}: {line}");
+        }
+    }
+}
+
+#[test]
 fn shells_complete_no_lone_dash() {
     let scene = scene();
     for line in ["weightfs -", "weightfs export model.safetensors -", "weightfs metadata set model.safetensors -"] {

@@ -32,7 +32,7 @@ fn converted_exports_match_ml_dtypes_and_the_gguf_package() {
             assert!(found > 1 && (tensors == 0 || found == tensors), "{said}");
             // The command writes the same file.
             let out = scene.path(format!("{stem}-{kind}.safetensors"));
-            let line = format!("weightfs export --dtype {kind} {} {}", source.display(), out.display());
+            let line = format!("weightfs export --force --dtype {kind} {} {}", source.display(), out.display());
             assert_eq!(scene.ok(&line), "");
             assert!(fs::read(&out).unwrap() == fs::read(&file).unwrap(), "{stem} {kind}");
         }
@@ -115,13 +115,13 @@ fn model_whose_values_are_not_known_has_no_converted_file() {
         let log = mount.log();
         assert_eq!(log.contains("dtype I4: no known writer defines its values"), source == "i4.safetensors", "{log}");
         for kind in KINDS {
-            assert!(log.contains(&format!("export/: -{kind} left out: {reason}")), "{log}");
+            assert!(log.contains(&format!("export/: -{kind} skipped: {reason}")), "{log}");
         }
-        let said = scene.sh(&format!("weightfs export --dtype bf16 {source} out"));
+        let said = scene.sh(&format!("weightfs export --force --dtype bf16 {source} out"));
         assert!(said.code == 1 && said.err.ends_with(&format!("weightfs: {source}: {reason}\n")), "{said:?}");
         assert!(!scene.path("out").exists());
         // The other tensors can be chosen.
-        let said = scene.sh(&format!("weightfs export --dtype bf16 --only {other} {source} out"));
+        let said = scene.sh(&format!("weightfs export --force --dtype bf16 --only {other} {source} out"));
         assert_eq!(said.code, 0, "{said:?}");
         let out = fs::read(scene.path("out")).unwrap();
         assert_eq!(SafeTensors::deserialize(&out).unwrap().names(), [other]);
@@ -139,23 +139,23 @@ fn export_chooses_the_format_by_options_name_and_source() {
     fs::write(scene.path("bf16"), mount.read("export/types-bf16.safetensors")).unwrap();
     drop(mount);
     scene.mkdir("dir");
-    scene.ok("weightfs export types.gguf out.gguf && cmp out.gguf whole && weightfs export types.gguf - | cmp - whole");
+    scene.ok("weightfs export --force types.gguf out.gguf && cmp out.gguf whole && weightfs export --force types.gguf - | cmp - whole");
     scene.ok(
-        "weightfs export types.gguf dir && cmp dir/types.gguf whole && weightfs export types.gguf out && cmp out whole",
+        "weightfs export --force types.gguf dir && cmp dir/types.gguf whole && weightfs export --force types.gguf out && cmp out whole",
     );
-    scene.ok("weightfs export --format gguf types.gguf x.safetensors && cmp x.safetensors whole");
-    scene.ok("weightfs export --dtype bf16 types.gguf x.safetensors && cmp x.safetensors bf16");
-    scene.ok("weightfs export --dtype bf16 types.gguf dir && cmp dir/types.safetensors bf16");
+    scene.ok("weightfs export --force --format gguf types.gguf x.bytes && cmp x.bytes whole");
+    scene.ok("weightfs export --force --dtype bf16 types.gguf x.safetensors && cmp x.safetensors bf16");
+    scene.ok("weightfs export --force --dtype bf16 types.gguf dir && cmp dir/types.safetensors bf16");
     // Tensors of types that safetensors has need no conversion. GGUF names its types; safetensors has the same ones.
-    scene.ok("weightfs export --only 'plain.*' types.gguf plain.safetensors && weightfs export --only '*.F16' types.gguf f16.gguf");
+    scene.ok("weightfs export --force --only 'plain.*' types.gguf plain.safetensors && weightfs export --force --only '*.F16' types.gguf f16.gguf");
     let plain = fs::read(scene.path("plain.safetensors")).unwrap();
     let plain = SafeTensors::deserialize(&plain).unwrap();
     assert_eq!((plain.len(), plain.tensor("plain.I16").unwrap().dtype()), (8, Dtype::I16));
     assert_eq!(scene.ok("weightfs ls --json f16.gguf | jq -r '.tensors[].name'"), "plain.F16\n");
     // A directory of models.
     scene.ok("mkdir all && cp types.gguf all/a.gguf && cp sample.safetensors all/b.safetensors");
-    scene.ok("weightfs export all same && cmp same/a.gguf whole && ls same/b.safetensors");
-    scene.ok("weightfs export --dtype bf16 all some && cmp some/a.safetensors bf16 && ls some/b.safetensors");
+    scene.ok("weightfs export --force all same && cmp same/a.gguf whole && ls same/b.safetensors");
+    scene.ok("weightfs export --force --dtype bf16 all some && cmp some/a.safetensors bf16 && ls some/b.safetensors");
     let refused = [
         (
             "types.gguf no.safetensors",
@@ -168,12 +168,12 @@ fn export_chooses_the_format_by_options_name_and_source() {
         ("--clean types.gguf no", "--clean is for safetensors files"),
         ("--align 64 types.gguf no", "--align is for safetensors files"),
         ("--dtype bf16 types.gguf types.gguf", "not GGUF"),
-        ("--format safetensors --only 'plain.*' types.gguf types.gguf", "the source itself, which would be converted"),
+        ("--format safetensors --only 'plain.*' types.gguf types.gguf", "would not be what the suffix .gguf says"),
         ("--dtype f32 sample.safetensors sample.safetensors", "the source itself, which would be converted"),
     ];
     let before = fs::read(scene.path("types.gguf")).unwrap();
     for (line, expected) in refused {
-        let said = scene.sh(&format!("weightfs export {line}"));
+        let said = scene.sh(&format!("weightfs export --force {line}"));
         assert!(said.code == 1 && said.err.contains(expected), "{line}: {said:?}");
         assert!(scene.sh("ls -d no*").code != 0, "{line}");
     }
@@ -184,8 +184,8 @@ fn export_chooses_the_format_by_options_name_and_source() {
 fn converted_shards_hold_the_same_tensors_as_one_file() {
     require_fuse!();
     let scene = gguf::scene();
-    scene.ok("weightfs export --dtype bf16 types.gguf one.safetensors");
-    scene.ok("weightfs export --dtype bf16 --shard-size 60kB types.gguf parts");
+    scene.ok("weightfs export --force --dtype bf16 types.gguf one.safetensors");
+    scene.ok("weightfs export --force --dtype bf16 --shard-size 60kB types.gguf parts");
     let said = scene.ok("weightfs diff --data one.safetensors parts");
     assert!(said.contains("0 different"), "{said}");
     let index: serde_json::Value =
@@ -210,7 +210,7 @@ fn converted_shards_hold_the_same_tensors_as_one_file() {
         &[("w", Dtype::F8_E4M3, &[16], vec![0x38; 16]), ("w_scale", Dtype::F32, &[1], vec![0; 4])],
         &[],
     );
-    let said = scene.sh("weightfs export --dtype f32 fp8.safetensors out");
+    let said = scene.sh("weightfs export --force --dtype f32 fp8.safetensors out");
     assert!(
         said.code == 0 && said.err.contains("not dequantized: scales of no known scheme (w_scale), such as \"w\""),
         "{said:?}"

@@ -107,10 +107,10 @@ fn arrays_that_cannot_be_joined_are_reported_and_stay_in_shards() {
     assert_eq!(mount.read("tensors/fine"), [pattern(4), pattern(4)].concat());
     let log = mount.log();
     for message in [
-        "left out \"dtype\": it is F32 in \"a.safetensors\", and F64 in \"b.safetensors\"; its parts are in shards/",
-        "left out \"trailing\": its shape is [2, 3] in \"a.safetensors\", and [2, 4] in \"b.safetensors\"; its parts",
-        "left out \"missing\": \"b.safetensors\" does not have it; its parts are in shards/",
-        "left out \"scalar\": a scalar cannot be concatenated; its parts are in shards/",
+        "skipped \"dtype\": it is F32 in \"a.safetensors\", and F64 in \"b.safetensors\"; its parts are in shards/",
+        "skipped \"trailing\": its shape is [2, 3] in \"a.safetensors\", and [2, 4] in \"b.safetensors\"; its parts",
+        "skipped \"missing\": \"b.safetensors\" does not have it; its parts are in shards/",
+        "skipped \"scalar\": a scalar cannot be concatenated; its parts are in shards/",
         "\"b.safetensors\" has 2 rows, and the manifest says 3",
         "bytes, but the manifest says 17",
     ] {
@@ -153,7 +153,7 @@ fn key_value_dataset_is_one_namespace() {
     assert_eq!(mount.read("tensors/k1__x"), tensor("", 1).3);
     assert_eq!(mount.read("shards/b.safetensors/tensors/k1__x"), tensor("", 5).3);
     assert!(mount.log().contains(
-        "left out \"k1__x\": it is in \"a.safetensors\" and in \"b.safetensors\"; the second is in shards/ only"
+        "skipped \"k1__x\": it is in \"a.safetensors\" and in \"b.safetensors\"; the second is in shards/ only"
     ));
     let inode = |path: &str| std::fs::metadata(mount.path(path)).unwrap().ino();
     assert_eq!(inode("tensors/k2__x"), inode("shards/a.safetensors/tensors/k2__x"));
@@ -353,7 +353,7 @@ fn incomplete_dataset_is_rejected_with_reason() {
     let mount = outside.mount(&manifest, &["--lenient"]);
     assert!(mount.list("tensors").is_empty());
     assert_eq!(mount.read("shards/a.safetensors/tensors/x"), pattern(2));
-    assert!(mount.log().contains("left out \"x\": \"b.safetensors\" does not have it"), "{}", mount.log());
+    assert!(mount.log().contains("skipped \"x\": \"b.safetensors\" does not have it"), "{}", mount.log());
     drop(mount);
     let listed = |path: &str| serde_json::json!({"shard_path": path, "samples_count": 1, "bytes": 1});
     let text = |version: &str, shards: &[&str]| {

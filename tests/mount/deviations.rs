@@ -109,7 +109,7 @@ total of 5 tensors             6.18e-16   1.68        5  1.000000
 + new  I8 [4], 4 B
 ? part  not compared: only one of them is complex
 ? shape  not compared: the shapes differ
-! special  NaN: 1 in a, 2 in b; infinite: 1 in a, 1 in b; 3 elements left out of the errors, 2 of them differ
+! special  NaN: 1 in a, 2 in b; infinite: 1 in a, 1 in b; 3 elements excluded from the errors, 2 of them differ
 ";
 
 #[test]
@@ -167,7 +167,7 @@ fn text_json_and_markdown_report_the_same_errors() {
 | added | `new` | `I8 [4], 4 B` |
 | not compared | `part` | not compared: only one of them is complex |
 | not compared | `shape` | not compared: the shapes differ |
-| not finite | `special` | NaN: 1 in a, 2 in b; infinite: 1 in a, 1 in b; 3 elements left out of the errors, 2 of them differ |
+| not finite | `special` | NaN: 1 in a, 2 in b; infinite: 1 in a, 1 in b; 3 elements excluded from the errors, 2 of them differ |
 ";
     assert!(markdown.ends_with(end), "{markdown}");
 }
@@ -184,9 +184,9 @@ fn exit_code_is_0_if_all_values_are_equal() {
     unknown("z.safetensors", 2);
     scene.ok("cp a.safetensors copy.safetensors && ln a.safetensors hard.safetensors");
     // Dtypes, metadata and names of files do not count.
-    scene.ok("weightfs export --only equal a.safetensors e.safetensors");
-    scene.ok("weightfs export --only equal b.safetensors f.safetensors");
-    scene.ok("weightfs export --only w a.safetensors w.safetensors");
+    scene.ok("weightfs export --force --only equal a.safetensors e.safetensors");
+    scene.ok("weightfs export --force --only equal b.safetensors f.safetensors");
+    scene.ok("weightfs export --force --only w a.safetensors w.safetensors");
     scene.ok("mkdir old new && cp a.safetensors old/m.safetensors && cp a.safetensors new/m.safetensors");
     scene.ok("cp w.safetensors old/n.safetensors && cp e.safetensors new/n.safetensors");
     let table = [
@@ -198,7 +198,7 @@ fn exit_code_is_0_if_all_values_are_equal() {
         ("e.safetensors w.safetensors", 1, "; no name is in both models, and names are not translated\n"),
         ("x.safetensors y.safetensors", 0, "values: 0 different, 1 equal\n"),
         ("x.safetensors z.safetensors", 1, "? t  not compared: dtype \"X9\" is unknown\n"),
-        ("old new", 1, "models: 0 added, 0 removed, 1 changed, 1 alike\n\nold/n "),
+        ("old new", 1, "models: 0 added, 0 removed, 1 changed, 1 unchanged\n\nold/n "),
         ("--json old old", 0, "\"same\": true"),
     ];
     for (line, code, text) in table {

@@ -42,14 +42,14 @@ fn scene() -> Scene {
 fn exit_code_is_0_if_same_1_if_different_2_on_error() {
     let scene = scene();
     let table = [
-        ("diff a.safetensors a.safetensors", 0, "tensors: 0 added, 0 removed, 0 changed, 4 alike\n"),
-        ("diff a.safetensors copy.safetensors", 0, "metadata: 0 added, 0 removed, 0 changed, 3 alike\n"),
+        ("diff a.safetensors a.safetensors", 0, "tensors: 0 added, 0 removed, 0 changed, 4 unchanged\n"),
+        ("diff a.safetensors copy.safetensors", 0, "metadata: 0 added, 0 removed, 0 changed, 3 unchanged\n"),
         ("diff --data a.safetensors copy.safetensors", 0, "data: 0 different, 4 equal\n"),
         ("diff --data a.safetensors hard.safetensors", 0, "5.03 kB of 5.03 kB are shared on disk and were not read\n"),
         ("diff --data soft hard.safetensors", 0, "were not read\n"),
         ("diff one data.safetensors --data", 0, "data: 0 different, 1 equal\n"),
-        ("diff a.safetensors b.safetensors", 1, "tensors: 1 added, 1 removed, 1 changed, 2 alike\n"),
-        ("diff data.safetensors other.safetensors", 0, "1 alike\n"),
+        ("diff a.safetensors b.safetensors", 1, "tensors: 1 added, 1 removed, 1 changed, 2 unchanged\n"),
+        ("diff data.safetensors other.safetensors", 0, "1 unchanged\n"),
         ("diff data.safetensors other.safetensors --data", 1, "data: 1 different, 0 equal\n"),
         ("diff --json data.safetensors other.safetensors --data", 1, "\"max_abs\": 1.0"),
         ("diff --markdown data.safetensors other.safetensors --data", 1, "| `t` | 1 of 3 elements, "),
@@ -64,7 +64,7 @@ fn exit_code_is_0_if_same_1_if_different_2_on_error() {
     let table = [
         ("diff a.safetensors absent", "absent: No such file or directory"),
         ("diff text.safetensors a.safetensors", "text.safetensors: "),
-        ("diff a.safetensors cut.safetensors", "cut.safetensors: cut short"),
+        ("diff a.safetensors cut.safetensors", "cut.safetensors: truncated"),
         ("diff a.safetensors several", "several: a directory of 2 models; name one of them"),
         ("diff a.safetensors /dev/null", "/dev/null: a character device, not a regular file"),
         ("diff a.safetensors", "were not provided: <B>"),
@@ -84,12 +84,12 @@ fn text_json_and_markdown_report_the_same_differences() {
     let text = r#"a.safetensors  4 tensors, 5.03 kB
 b.safetensors  4 tensors, 5.04 kB
 
-tensors: 1 added, 1 removed, 1 changed, 2 alike
+tensors: 1 added, 1 removed, 1 changed, 2 unchanged
 - gone  BF16 [3], 6 B
 + new  I8 [4], 4 B
 ~ head  BF16 [2, 3], 12 B -> F16 [3, 3], 18 B
 
-metadata: 1 added, 1 removed, 1 changed, 1 alike
+metadata: 1 added, 1 removed, 1 changed, 1 unchanged
 - "old"  "1"
 + "added"  "line\nline"
 ~ "title"  "first" -> "sec\u{1b}[31mond"
@@ -148,7 +148,7 @@ data: 1 different, 1 equal, 1 not compared
 
 ## Tensors
 
-1 added, 1 removed, 1 changed, 2 alike
+1 added, 1 removed, 1 changed, 2 unchanged
 
 | | tensor | dtype, shape and size |
 |---|---|---|
@@ -158,7 +158,7 @@ data: 1 different, 1 equal, 1 not compared
 
 ## Metadata
 
-1 added, 1 removed, 1 changed, 1 alike
+1 added, 1 removed, 1 changed, 1 unchanged
 
 | | key | value |
 |---|---|---|
@@ -233,7 +233,7 @@ fn tensors_of_different_dtypes_are_compared_by_value() {
     assert!(output.out.contains("| `near` | F32 and BF16, as float32: 2 of 4 elements; "), "{output:?}");
     assert!(output.out.ends_with("| `shape` | not compared: the shapes differ |\n"), "{output:?}");
     // Nothing that is not compared counts as equal.
-    let output = scene.sh("weightfs export --only shape a.safetensors c && weightfs export --only shape b.safetensors d && weightfs diff --data c d");
+    let output = scene.sh("weightfs export --force --only shape a.safetensors c && weightfs export --force --only shape b.safetensors d && weightfs diff --data c d");
     assert!(output.code == 1 && output.out.contains("\ndata: 0 different, 0 equal, 1 not compared\n"), "{output:?}");
 }
 
@@ -351,7 +351,7 @@ fn directories_of_models_are_compared_by_path() {
     scene.ok("cp data.safetensors old/gone.safetensors && cp data.safetensors new/sub/added.safetensors && echo x >new/readme.md");
     let output = scene.sh("weightfs diff old new");
     let (models, head) = output.out.split_once("\n\n").unwrap();
-    assert_eq!(models, "models: 1 added, 1 removed, 1 changed, 2 alike\n- gone\n+ sub/added");
+    assert_eq!(models, "models: 1 added, 1 removed, 1 changed, 2 unchanged\n- gone\n+ sub/added");
     assert!(output.code == 1 && head.starts_with("old/sub/head  4 tensors, "), "{output:?}");
     let output = scene.sh("weightfs diff --data --json old new");
     let json: serde_json::Value = serde_json::from_str(&output.out).unwrap();

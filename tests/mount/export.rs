@@ -53,7 +53,7 @@ fn exported_file_equals_file_in_mount() {
         let exports = mount.list("export");
         out.mkdir("dir");
         out.ok(&format!(
-            "weightfs export {0} out && weightfs export --clean {0} clean && weightfs export {0} dir",
+            "weightfs export --force {0} out && weightfs export --force --clean {0} clean && weightfs export --force {0} dir",
             source.display()
         ));
         let whole = exports.iter().find(|name| name.ends_with("-whole.safetensors")).unwrap();
@@ -71,7 +71,7 @@ fn exported_file_equals_file_in_mount() {
         // In a directory, the file is named after the model.
         let named = whole.replace("-whole", "");
         assert_eq!(listed(&out.path("dir")), [&named[..]]);
-        out.ok(&format!("cmp out dir/{named} && weightfs export {0} - | cmp - out", source.display()));
+        out.ok(&format!("cmp out dir/{named} && weightfs export --force {0} - | cmp - out", source.display()));
     }
 }
 
@@ -109,19 +109,23 @@ fn hashes_of_other_data_are_not_exported() {
     let verified = |name: &str| scene.sh(&format!("weightfs check {name}")).out.matches("_hash verified").count();
     write("m.safetensors", &[("a", &a), ("b", &b)], &[("title", "x")]);
     // The same data.
-    scene.ok("weightfs export m.safetensors out && weightfs export --only '*' --align 8 m.safetensors only");
-    scene.ok("weightfs export --shard-size 1GB m.safetensors one");
+    scene.ok(
+        "weightfs export --force m.safetensors out && weightfs export --force --only '*' --align 8 m.safetensors only",
+    );
+    scene.ok("weightfs export --force --shard-size 1GB m.safetensors one");
     for name in ["out", "only", "one/model.safetensors"] {
         assert_eq!((keys(name), verified(name)), (all.map(str::to_owned).to_vec(), 1), "{name}");
     }
     // Some of the data.
-    scene.ok("weightfs export --only a m.safetensors a && weightfs export --shard-size 5kB m.safetensors parts");
+    scene.ok("weightfs export --force --only a m.safetensors a && weightfs export --force --shard-size 5kB m.safetensors parts");
     for name in ["a", "parts/model-00001-of-00002.safetensors", "parts/model-00002-of-00002.safetensors"] {
         assert_eq!(keys(name), ["title"], "{name}");
     }
     // Nothing remains of metadata that consists of hashes.
     write("bare.safetensors", &[("a", &a), ("b", &b)], &[]);
-    scene.ok("weightfs export --only a bare.safetensors a && weightfs export --clean bare.safetensors clean");
+    scene.ok(
+        "weightfs export --force --only a bare.safetensors a && weightfs export --force --clean bare.safetensors clean",
+    );
     assert!(scene.sh("grep -q __metadata__ a").code == 1 && keys("clean").is_empty());
     // Each shard has a hash of its own data, and their data together has none.
     scene.mkdir("sharded");
@@ -133,10 +137,10 @@ fn hashes_of_other_data_are_not_exported() {
     let whole = mount.list("export").into_iter().find(|name| name.contains("-whole")).unwrap();
     std::fs::write(scene.path("whole.safetensors"), mount.read(format!("export/{whole}"))).unwrap();
     drop(mount);
-    scene.ok("weightfs export sharded joined && cmp joined whole.safetensors");
+    scene.ok("weightfs export --force sharded joined && cmp joined whole.safetensors");
     assert_eq!((keys("joined"), verified("joined")), (vec!["title".to_owned()], 0));
     // The new shards have the data of the old ones, and so their hashes.
-    scene.ok("weightfs export --shard-size 5kB sharded same && weightfs export --only b sharded b");
+    scene.ok("weightfs export --force --shard-size 5kB sharded same && weightfs export --force --only b sharded b");
     assert_eq!(keys("same/model-00002-of-00002.safetensors"), all);
     assert!(scene.ok("weightfs check same").contains("; sshs_model_hash verified of 2 files"));
     assert_eq!((keys("b"), verified("b")), (all.map(str::to_owned).to_vec(), 1));
@@ -157,23 +161,23 @@ fn export_keeps_mode_of_source() {
         ("000", "4755", "755"),
     ] {
         scene.ok(&format!(
-            "chmod {mode} sample.safetensors && umask {umask} && rm -f out && weightfs export sample.safetensors out"
+            "chmod {mode} sample.safetensors && umask {umask} && rm -f out && weightfs export --force sample.safetensors out"
         ));
         assert_eq!(scene.ok("stat -c %a out"), format!("{expected}\n"), "{umask} {mode}");
         scene.ok(&format!("umask {umask} && rm -f cp && cp sample.safetensors cp"));
         assert_eq!(scene.ok("stat -c %a cp"), format!("{expected}\n"), "cp: {umask} {mode}");
     }
     // Of several sources, only what all of them permit; the index of new shards too.
-    scene.ok("chmod 664 sample.safetensors && umask 022 && weightfs export --shard-size 1MB sample.safetensors parts");
-    scene.ok("chmod 640 parts/*1-of-* && chmod 604 parts/*2-of-* && umask 022 && weightfs export parts joined");
-    scene.ok("umask 022 && weightfs export --shard-size 2MB parts again && mkdir dir && cp -p parts/*1-of-* dir/a.safetensors");
+    scene.ok("chmod 664 sample.safetensors && umask 022 && weightfs export --force --shard-size 1MB sample.safetensors parts");
+    scene.ok("chmod 640 parts/*1-of-* && chmod 604 parts/*2-of-* && umask 022 && weightfs export --force parts joined");
+    scene.ok("umask 022 && weightfs export --force --shard-size 2MB parts again && mkdir dir && cp -p parts/*1-of-* dir/a.safetensors");
     assert_eq!(scene.ok("stat -c %a joined again/* | sort -u"), "600\n");
-    scene.ok("cp -p parts/*2-of-* dir/b.safetensors && umask 022 && weightfs export dir each");
+    scene.ok("cp -p parts/*2-of-* dir/b.safetensors && umask 022 && weightfs export --force dir each");
     assert_eq!(scene.ok("stat -c %a each/*"), "640\n604\n");
     // A file that is replaced keeps its mode, as far as the source may be read.
     for (source, expected) in [("644", "664"), ("640", "660"), ("600", "600")] {
         scene.ok(&format!("chmod {source} sample.safetensors && touch old && chmod 664 old"));
-        scene.ok("weightfs export sample.safetensors old");
+        scene.ok("weightfs export --force sample.safetensors old");
         assert_eq!(scene.ok("stat -c %a old"), format!("{expected}\n"), "{source}");
     }
 }
@@ -209,7 +213,7 @@ fn only_and_align_options_select_tensors_and_alignment() {
         ("--align 64", &all, 64),
     ];
     for (options, names, align) in table {
-        assert_eq!(scene.ok(&format!("weightfs export {options} sample.safetensors out")), "");
+        assert_eq!(scene.ok(&format!("weightfs export --force {options} sample.safetensors out")), "");
         let written = std::fs::read(scene.path("out")).unwrap();
         let (len, header) = SafeTensors::read_metadata(&written).unwrap();
         assert_eq!((len as u64 + 8) % align, 0, "{options}");
@@ -270,7 +274,7 @@ print(len(files))
         ("model-p2k", "1MB", 1_000_000, 4..=9),
     ] {
         let source = real_model(name);
-        scene.ok(&format!("weightfs export --shard-size {size} {} {name}", source.display()));
+        scene.ok(&format!("weightfs export --force --shard-size {size} {} {name}", source.display()));
         let folder = scene.path(name);
         let args = ["-c".as_ref(), script.as_ref(), folder.as_os_str(), source.as_os_str()];
         let bytes = bytes.to_string();
@@ -279,7 +283,7 @@ print(len(files))
         assert!(scene.ok(&format!("weightfs diff --data {name} {}", source.display())).contains("data: 0 different"));
         // Exporting the shards into one file gives the same file as exporting the original.
         scene.ok(&format!(
-            "weightfs export {name} {name}.one && weightfs export {} {name}.two && cmp {name}.one {name}.two",
+            "weightfs export --force {name} {name}.one && weightfs export --force {} {name}.two && cmp {name}.one {name}.two",
             source.display()
         ));
     }
@@ -287,7 +291,7 @@ print(len(files))
     let names = ["", "é", "重み", "😀", "\u{ffff}", "\u{7f}", "\u{1}\n\t\u{8}", "\"\\/", "a.10", "a.2", "B"];
     let tensors: Vec<_> = names.iter().map(|name| (*name, Dtype::U8, &[3][..], vec![1, 2, 3])).collect();
     let source = scene.model("names.safetensors", &tensors, &[("é", "重み\n")]);
-    scene.ok("weightfs export --shard-size 7 names.safetensors names");
+    scene.ok("weightfs export --force --shard-size 7 names.safetensors names");
     let folder = scene.path("names");
     let args = ["-c".as_ref(), script.as_ref(), folder.as_os_str(), source.as_os_str(), "7".as_ref()];
     assert_eq!(run_ok(python().to_str().unwrap(), args), "6\n");
@@ -297,7 +301,7 @@ print(len(files))
     // A single shard gets no index. An existing empty directory is accepted.
     scene.mkdir("one");
     scene.ok(&format!(
-        "weightfs export --shard-size 1GB --only '*weight*' {} one",
+        "weightfs export --force --shard-size 1GB --only '*weight*' {} one",
         real_model("silero_vad_16k").display()
     ));
     assert_eq!(listed(&scene.path("one")), ["model.safetensors"]);
@@ -308,29 +312,29 @@ fn output_can_be_file_link_pipe_or_directory() {
     let scene = Scene::new();
     scene.sample();
     scene.ok("chmod 644 sample.safetensors");
-    scene.ok("weightfs export sample.safetensors keep && cp keep old && chmod 604 old && chown 5:7 old && setfattr -n user.note -v x old");
-    scene.ok("ln -s old link && umask 027 && weightfs export sample.safetensors link && weightfs export sample.safetensors new");
+    scene.ok("weightfs export --force sample.safetensors keep && cp keep old && chmod 604 old && chown 5:7 old && setfattr -n user.note -v x old");
+    scene.ok("ln -s old link && umask 027 && weightfs export --force sample.safetensors link && weightfs export --force sample.safetensors new");
     let found =
         scene.ok("stat -c '%a %u:%g' old new; getfattr --only-values -n user.note old; cmp old keep; test -L link");
     assert_eq!(found, "604 5:7\n640 0:0\nx");
     // The source itself is replaced, not written to.
-    scene.ok("cp sample.safetensors mine.safetensors && weightfs export mine.safetensors mine.safetensors && cmp mine.safetensors keep");
-    scene.ok("weightfs export sample.safetensors /dev/null && test -c /dev/null");
-    scene.ok("mkfifo fifo && (cat fifo >read & weightfs export sample.safetensors fifo && wait) && cmp read keep && test -p fifo");
+    scene.ok("cp sample.safetensors mine.safetensors && weightfs export --force mine.safetensors mine.safetensors && cmp mine.safetensors keep");
+    scene.ok("weightfs export --force sample.safetensors /dev/null && test -c /dev/null");
+    scene.ok("mkfifo fifo && (cat fifo >read & weightfs export --force sample.safetensors fifo && wait) && cmp read keep && test -p fifo");
     // Paths of standard output and of unnamed pipes.
-    scene.ok("weightfs export sample.safetensors /dev/stdout | cmp - keep && weightfs export sample.safetensors /dev/fd/5 5>&1 >/dev/null | cmp - keep");
-    scene.ok("{ echo head; weightfs export sample.safetensors /dev/stdout; echo tail; } >out");
+    scene.ok("weightfs export --force sample.safetensors /dev/stdout | cmp - keep && weightfs export --force sample.safetensors /dev/fd/5 5>&1 >/dev/null | cmp - keep");
+    scene.ok("{ echo head; weightfs export --force sample.safetensors /dev/stdout; echo tail; } >out");
     scene.ok("{ echo head; cat keep; echo tail; } | cmp - out");
-    let line = "weightfs export sample.safetensors - | head -c 5 | wc -c; echo ${PIPESTATUS[0]}";
+    let line = "weightfs export --force sample.safetensors - | head -c 5 | wc -c; echo ${PIPESTATUS[0]}";
     assert_eq!(scene.ok(&format!("bash -c '{line}'")), "5\n1\n");
-    scene.ok("umask 027 && weightfs export --shard-size 1MB sample.safetensors parts");
+    scene.ok("umask 027 && weightfs export --force --shard-size 1MB sample.safetensors parts");
     assert_eq!(scene.ok("stat -c %a parts parts/model-00001-of-00003.safetensors"), "750\n640\n");
     // An empty directory is filled and not replaced, even if it is a working directory or is given by a symlink.
-    scene.ok("mkdir empty other && chmod 711 empty && ln -s other to && cd empty && weightfs export --shard-size 1MB ../sample.safetensors . && test -e model.safetensors.index.json");
-    scene.ok("weightfs export --shard-size 1MB sample.safetensors to && diff -r empty other && diff -r parts other && test -L to");
+    scene.ok("mkdir empty other && chmod 711 empty && ln -s other to && cd empty && weightfs export --force --shard-size 1MB ../sample.safetensors . && test -e model.safetensors.index.json");
+    scene.ok("weightfs export --force --shard-size 1MB sample.safetensors to && diff -r empty other && diff -r parts other && test -L to");
     assert_eq!(scene.ok("stat -c %a empty; find empty other | wc -l"), "711\n10\n");
     // export does not write to a terminal, which script(1) provides.
-    let output = scene.sh("script -qec 'weightfs export sample.safetensors -' /dev/null </dev/null");
+    let output = scene.sh("script -qec 'weightfs export --force sample.safetensors -' /dev/null </dev/null");
     assert!(output.code == 1 && output.out.contains("standard output is a terminal"), "{output:?}");
 }
 
@@ -342,7 +346,7 @@ fn failed_export_leaves_nothing_behind() {
     let table = [
         ("sample.safetensors absent/", 1, "absent/: No such file or directory"),
         ("sample.safetensors absent/out", 1, "absent/out: No such file or directory"),
-        ("cut.safetensors out", 1, "cut.safetensors: cut short"),
+        ("cut.safetensors out", 1, "cut.safetensors: truncated"),
         ("several old", 1, "old: Not a directory"),
         ("several -", 1, "several files cannot go to standard output; name a directory"),
         ("sample.safetensors - --shard-size 1MB", 1, "several files cannot go to standard output; name a directory"),
@@ -380,12 +384,12 @@ fn failed_export_leaves_nothing_behind() {
         ("sample.safetensors old --shard-size 1GB", 1, "old: Not a directory"),
         ("sample.safetensors", 2, "<OUT>"),
     ];
-    scene.ok("weightfs export --shard-size 1MB sample.safetensors parts && ln -s parts/model-00001-of-00003.safetensors link");
+    scene.ok("weightfs export --force --shard-size 1MB sample.safetensors parts && ln -s parts/model-00001-of-00003.safetensors link");
     sources(&scene);
     scene.ok("mkdir alone && cp sample.safetensors alone && ln -s sample.safetensors second");
     let before = scene.ok(STATE);
     for (line, code, text) in table {
-        let output = scene.sh(&format!("weightfs export {line}"));
+        let output = scene.sh(&format!("weightfs export --force {line}"));
         assert!(output.code == code && output.out.is_empty() && output.err.contains(text), "{line}: {output:?}");
         assert!(output.err.starts_with("weightfs: ") && output.err.lines().count() == 1, "{line}: {output:?}");
     }
@@ -396,7 +400,7 @@ fn failed_export_leaves_nothing_behind() {
     for line in
         ["sample.safetensors full/out", "sample.safetensors full/old", "--shard-size 1MB sample.safetensors full/parts"]
     {
-        let output = full.sh(&format!("weightfs export {line}"));
+        let output = full.sh(&format!("weightfs export --force {line}"));
         let numbers: Vec<u64> = output.err.split(' ').filter_map(|word| word.parse().ok()).collect();
         let [needed, available, missing] = numbers[..] else { panic!("{output:?}") };
         let expected = format!(
@@ -418,19 +422,19 @@ fn failed_export_leaves_nothing_behind() {
         ("--shard-size 1MB sample.safetensors new", "new/model-00001-of-00003.safetensors"),
         ("several new", "new/a.safetensors"),
     ] {
-        let output = scene.sh(&format!("ulimit -f 8; weightfs export {line}"));
+        let output = scene.sh(&format!("ulimit -f 8; weightfs export --force {line}"));
         assert_eq!((output.code, output.err), (1, format!("weightfs: {file}: File too large\n")), "{line}");
     }
     assert_eq!(scene.ok(STATE), before);
     // --lenient exports the intact tensors of a damaged file, but does not replace that file.
-    let output = scene.sh("weightfs export --lenient cut.safetensors cut.safetensors");
+    let output = scene.sh("weightfs export --force --lenient cut.safetensors cut.safetensors");
     assert!(
         output.code == 1 && output.err.contains("cut.safetensors: the source itself, which would keep "),
         "{output:?}"
     );
     assert_eq!(scene.ok(STATE), before);
-    let output = scene.sh("weightfs export --lenient cut.safetensors rescued");
-    assert!(output.code == 0 && output.err.contains("left out \"model.embed.weight\""), "{output:?}");
+    let output = scene.sh("weightfs export --force --lenient cut.safetensors rescued");
+    assert!(output.code == 0 && output.err.contains("skipped \"model.embed.weight\""), "{output:?}");
     let rescued = std::fs::read(scene.path("rescued")).unwrap();
     assert!(SafeTensors::deserialize(&rescued).unwrap().len() < 8);
 }
@@ -470,7 +474,7 @@ fn source_changed_during_export_is_an_error() {
 #[test]
 fn interrupted_export_keeps_old_file_whole() {
     let scene = large();
-    scene.ok("weightfs export m.safetensors expected && weightfs export --shard-size 3MB m.safetensors parts");
+    scene.ok("weightfs export --force m.safetensors expected && weightfs export --force --shard-size 3MB m.safetensors parts");
     let expected = std::fs::read(scene.path("expected")).unwrap();
     let parts = listed(&scene.path("parts"));
     assert_eq!(parts.len(), 13);
@@ -566,13 +570,13 @@ fn leftover_of_killed_export_is_removed_by_the_next() {
         if exists {
             scene.mkdir("parts");
         }
-        let line = with_slow_sync(&scene, "exec weightfs export --shard-size 1MB sample.safetensors parts");
+        let line = with_slow_sync(&scene, "exec weightfs export --force --shard-size 1MB sample.safetensors parts");
         let mut child = scene.command("sh").args(["-c", &line]).spawn().unwrap();
         let leftovers = "find . -path '*/.parts.*.weightfs-tmp/*1-of-*'";
         crate::support::wait_until("the first shard is written", || !scene.ok(leftovers).is_empty());
         child.kill().unwrap();
         child.wait().unwrap();
-        let output = scene.sh("weightfs export --shard-size 1MB sample.safetensors parts");
+        let output = scene.sh("weightfs export --force --shard-size 1MB sample.safetensors parts");
         assert!(output.code == 0 && output.err.lines().count() == 1, "{exists}: {output:?}");
         assert!(output.err.starts_with("weightfs: ") && output.err.contains("/.parts."), "{exists}: {output:?}");
         assert!(output.err.ends_with(".weightfs-tmp: removed; an interrupted export had left it behind\n"));
@@ -590,14 +594,14 @@ fn hundred_thousand_tensors_are_exported() {
     let header = format!("{{{}}}", (0..count).map(entry).collect::<Vec<_>>().join(","));
     scene.raw("many.safetensors", header.as_bytes(), &pattern(count));
     scene.ok(
-        "weightfs export many.safetensors out && weightfs export --only '*7.w' --shard-size 4KB many.safetensors parts",
+        "weightfs export --force many.safetensors out && weightfs export --force --only '*7.w' --shard-size 4KB many.safetensors parts",
     );
     let index = std::fs::read(scene.path("parts/model.safetensors.index.json")).unwrap();
     let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
     let map = index["weight_map"].as_object().unwrap();
     let files: BTreeSet<&str> = map.values().map(|file| file.as_str().unwrap()).collect();
     assert_eq!((map.len(), files.len()), (count / 10, 3));
-    assert!(scene.ok("weightfs diff --data many.safetensors out").contains("100,000 alike"));
+    assert!(scene.ok("weightfs diff --data many.safetensors out").contains("100,000 unchanged"));
     let output = scene.sh("weightfs diff --data parts many.safetensors");
     assert!(
         output.code == 1 && output.out.contains("90,000 added") && output.out.contains("0 different, 10,000 equal")
@@ -610,23 +614,23 @@ fn directory_of_models_is_exported_as_mounted() {
     scene.sample();
     scene.ok("mkdir -p all/sub/deep && cp sample.safetensors all/one.safetensors && cp sample.safetensors all/sub/deep/two.safetensors");
     scene.model("all/sub/other.safetensors", &[("t", Dtype::U8, &[3], vec![1, 2, 3])], &[]);
-    scene.ok("echo text >all/readme.txt && weightfs export all out && weightfs export sample.safetensors keep");
+    scene.ok("echo text >all/readme.txt && weightfs export --force all out && weightfs export --force sample.safetensors keep");
     let files = "find out -type f | sort; cmp out/one.safetensors keep; cmp out/sub/deep/two.safetensors keep";
     assert_eq!(scene.ok(files), "out/one.safetensors\nout/sub/deep/two.safetensors\nout/sub/other.safetensors\n");
-    scene.ok("weightfs diff --data all out && weightfs export all --only '*.embed.*' --shard-size 1MB some");
+    scene.ok("weightfs diff --data all out && weightfs export --force all --only '*.embed.*' --shard-size 1MB some");
     assert_eq!(
         scene.ok("find some -type f | sort"),
         "some/one/model.safetensors\nsome/sub/deep/two/model.safetensors\n"
     );
     // One broken model makes the export fail, unless --lenient is given.
     scene.ok("echo text >all/sub/broken.safetensors");
-    let output = scene.sh("weightfs export all new");
+    let output = scene.sh("weightfs export --force all new");
     assert!(output.code == 1 && output.err.contains("all/sub/broken.safetensors: "), "{output:?}");
     assert_eq!(scene.ok("ls -A"), "all\nbin\nkeep\nout\nsample.safetensors\nsome\n");
-    let output = scene.sh("weightfs export --lenient all new && diff -r out new");
+    let output = scene.sh("weightfs export --force --lenient all new && diff -r out new");
     assert!(output.code == 0 && output.err.contains("all/sub/broken.safetensors: "), "{output:?}");
     // --lenient fails too if no model can be read.
-    let output = scene.sh("mkdir bad && echo text >bad/a.safetensors && echo text >bad/b.safetensors && weightfs export --lenient bad none");
+    let output = scene.sh("mkdir bad && echo text >bad/a.safetensors && echo text >bad/b.safetensors && weightfs export --force --lenient bad none");
     assert!(output.code == 1 && output.err.ends_with("weightfs: bad: no model in it can be read\n"), "{output:?}");
     assert_eq!(scene.ok("ls -A"), "all\nbad\nbin\nkeep\nnew\nout\nsample.safetensors\nsome\n");
 }
@@ -649,7 +653,7 @@ fn replaced_file_is_read_by_nobody_who_cannot_read_the_source() {
     chown(scene.path("theirs.safetensors"), Some(65534), Some(65534)).unwrap();
     let export = |to: &str| {
         let paths = [scene.path("m.safetensors"), scene.path(to)];
-        Command::new(WEIGHTFS).arg("export").args(paths).output().unwrap()
+        Command::new(WEIGHTFS).args(["export", "--force"]).args(paths).output().unwrap()
     };
     let refused = export("theirs.safetensors");
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();

@@ -164,7 +164,10 @@ fn copy_replaces_nothing_unless_forced() {
     assert_eq!(scene.sh("weightfs cp --force sample.safetensors npy linked").code, 1);
     assert_eq!(fs::read_dir(scene.path("elsewhere")).unwrap().count(), 0);
     let said = scene.sh("weightfs cp sample.safetensors npy");
-    assert_eq!((said.code, &*said.err), (2, "weightfs: cp needs SOURCE, at least one PATH, and DIR (see --help)\n"));
+    assert_eq!(
+        (said.code, &*said.err),
+        (2, "weightfs: cp needs SOURCE, at least one PATH, and DIR or FILE (see --help)\n")
+    );
     // Another user could exchange unfinished files.
     if nix::unistd::geteuid().is_root() {
         scene.ok("mkdir -p theirs/.weightfs-cp && chown 12345 theirs/.weightfs-cp");
@@ -181,20 +184,19 @@ fn copy_replaces_nothing_unless_forced() {
     }
 }
 
-/// Copies the arrays of `model.safetensors` to `out`, and kills the command once the journal has a line.
+/// Copies the arrays of `model.safetensors` to `out`, and kills the command once a file has its name.
 fn killed_copy(scene: &Scene) {
     for _ in 0..50 {
         let mut command = scene.command("weightfs");
         command.args(["cp", "model.safetensors", "npy", "out"]).stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
-        let journal = scene.path("out/.weightfs-cp/journal");
-        while child.try_wait().unwrap().is_none() && !journal.metadata().is_ok_and(|found| found.len() > 0) {
+        while child.try_wait().unwrap().is_none() && !scene.path("out/npy").exists() {
             std::thread::sleep(Duration::from_micros(200));
         }
         // `env` and the program are one process.
         let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
         child.wait().unwrap();
-        if journal.exists() {
+        if scene.path("out/.weightfs-cp").exists() {
             return;
         }
         fs::remove_dir_all(scene.path("out")).unwrap();

@@ -40,7 +40,7 @@ fn vocabularies_of_llama_cpp_are_changed_and_restored() {
         let scene = Scene::new();
         let source = real_file(&format!("vocabularies/{name}.gguf"));
         let source = source.display();
-        scene.ok(&format!("weightfs metadata set {source} general.name=another -o m.gguf"));
+        scene.ok(&format!("weightfs metadata set {source} general.name=another --force -o m.gguf"));
         scene.ok(&format!("weightfs metadata get {source} tokenizer.ggml.tokens >tokens"));
         scene.ok("weightfs metadata set m.gguf 'tokenizer.ggml.tokens:string[]=[\"x\"]'");
         assert!(scene.ok("weightfs check m.gguf").contains("elements, but there are 1 tokens"));
@@ -49,7 +49,7 @@ fn vocabularies_of_llama_cpp_are_changed_and_restored() {
             "weightfs metadata set m.gguf general.name=\"$(weightfs metadata get {source} general.name)\""
         ));
         scene.ok(&format!("cmp m.gguf {source}"));
-        assert!(scene.ok("weightfs check m.gguf").starts_with("m.gguf: sound ("), "{name}");
+        assert!(scene.ok("weightfs check m.gguf").starts_with("m.gguf: OK ("), "{name}");
     }
 }
 
@@ -64,7 +64,7 @@ fn values_that_a_mount_shows_can_be_written_back() {
     for key in &keys {
         let shown = mount.path(format!("metadata/{key}"));
         let shown = shown.display();
-        scene.ok(&format!("weightfs metadata set m.gguf {key} <{shown} -o out && cmp m.gguf out"));
+        scene.ok(&format!("weightfs metadata set m.gguf {key} <{shown} --force -o out && cmp m.gguf out"));
         let value = mount.read(format!("metadata/{key}"));
         let printed = scene.ok(&format!("weightfs metadata get m.gguf {key}")).into_bytes();
         let ends_in_newline = key.ends_with('s') || key == "x.empty";
@@ -73,7 +73,7 @@ fn values_that_a_mount_shows_can_be_written_back() {
     // One token changes, and the others keep their bytes.
     let tokens = mount.path("metadata/tokenizer.ggml.tokens");
     scene.ok(&format!(
-        "cp {} tokens && sed -i '4s/.*/\"the\"/' tokens && weightfs metadata set m.gguf tokenizer.ggml.tokens <tokens -o out",
+        "cp {} tokens && sed -i '4s/.*/\"the\"/' tokens && weightfs metadata set m.gguf tokenizer.ggml.tokens <tokens --force -o out",
         tokens.display()
     ));
     let after = fs::read(scene.path("out")).unwrap();
@@ -116,7 +116,7 @@ fn types_are_kept_checked_and_printed() {
         let shown = scene.ok(&format!("weightfs metadata {line} --dry-run"));
         assert_eq!(shown, expected, "{line}");
         // The change that is written is the one that was shown.
-        scene.ok(&format!("weightfs metadata {line} -o out"));
+        scene.ok(&format!("weightfs metadata {line} --force -o out"));
         let code = i32::from(!expected.is_empty());
         assert_eq!(scene.sh("weightfs diff m.gguf out").code, code, "{line}");
     }
@@ -228,10 +228,10 @@ fn strings_that_are_not_utf8_keep_their_bytes_when_they_move() {
 #[test]
 fn keys_that_a_model_needs_are_removed_with_a_warning() {
     let scene = scene();
-    let said = scene.sh("weightfs metadata remove m.gguf general.architecture -o out");
+    let said = scene.sh("weightfs metadata remove m.gguf general.architecture --force -o out");
     let expected = "without general.architecture, llama.cpp and other programs cannot load the model\n";
     assert!(said.code == 0 && said.err.ends_with(expected), "{said:?}");
-    let said = scene.sh("weightfs metadata clear m.gguf -o out");
+    let said = scene.sh("weightfs metadata clear m.gguf --force -o out");
     assert!(said.code == 0 && said.err.ends_with(expected), "{said:?}");
     assert_eq!(scene.ok("weightfs metadata get out"), "");
     scene.sh("weightfs diff --data --json m.gguf out >diff.json");
@@ -261,7 +261,7 @@ fn keys_that_a_model_needs_are_removed_with_a_warning() {
     fs::write(scene.path("aligned.gguf"), bytes).unwrap();
     let said = scene.sh("weightfs metadata remove aligned.gguf general.alignment");
     assert!(said.err.contains("\"general.alignment\" cannot change from 64 to 32"), "{said:?}");
-    let said = scene.sh("weightfs metadata clear aligned.gguf -o out");
+    let said = scene.sh("weightfs metadata clear aligned.gguf --force -o out");
     assert!(said.code == 0 && said.err.contains("general.alignment is kept"), "{said:?}");
     assert_eq!(scene.ok("weightfs metadata get out"), "general.alignment=64\n");
 }
@@ -281,7 +281,7 @@ fn data_stays_in_place_where_padding_allows() {
     // The data moves by a multiple of the alignment.
     for len in 1..70 {
         let value = "x".repeat(len);
-        scene.ok(&format!("weightfs metadata set m.gguf new={value} -o out"));
+        scene.ok(&format!("weightfs metadata set m.gguf new={value} --force -o out"));
         let moved = header("out") - at;
         assert!(moved % 32 == 0 && moved <= 128, "{len}: {moved}");
         let bytes = fs::read(scene.path("out")).unwrap();

@@ -206,6 +206,14 @@ fn signal_during_the_start_leaves_nothing_or_a_mount_that_works() {
         mount --rbind dev /dev",
     );
     let user = "setpriv --reuid=65534 --regid=65534 --clear-groups --";
+    // Under nohup(1), this process ignores SIGHUP, and its children do until env(1) has started in them: a signal
+    // before that would be lost.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
+    let mut signals = vec![Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+    signals.retain(|signal| ignored >> (*signal as u32 - 1) & 1 == 0);
+    assert!(!signals.is_empty(), "this process ignores all signals");
     let mut failures = Vec::new();
     for (user, option) in [("env", "-f"), ("env", "-v"), (user, "-f"), (user, "-v")] {
         // Without MOUNTPOINT, a directory is created.
@@ -225,7 +233,7 @@ fn signal_during_the_start_leaves_nothing_or_a_mount_that_works() {
             } else {
                 std::thread::sleep(usual * 3 / 2 * at / STARTS);
             }
-            let signal = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP][at as usize % 3];
+            let signal = signals[at as usize % signals.len()];
             // Ctrl-C signals the group, and kill(1) only the process.
             let pid = Pid::from_raw(child.id() as i32);
             if at % 2 == 0 { killpg(pid, signal) } else { kill(pid, signal) }.unwrap();
@@ -388,6 +396,34 @@ fn readers_get_an_error_from_a_killed_daemon_that_cannot_end() {
         gate.die();
         wait_until("the daemon has ended", || !Path::new(&format!("/proc/{daemon}")).exists());
     }
+}
+
+#[test]
+fn readers_get_an_error_when_a_mount_with_a_hanging_source_is_ended() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = model(&scene, FILE, MIB);
+    let gate = Gate::new(&scene.mkdir("source"), std::fs::read(&source).unwrap());
+    scene.mkdir("mnt");
+    // As in most containers: without the files that abort connections.
+    let namespace = Namespace::new(&scene, "umount /sys/fs/fuse/connections 2>/dev/null || true");
+    namespace.ok(&format!("weightfs --log-file log source/{FILE} mnt"));
+    let daemon = scene.daemons()[0];
+    gate.hide_attributes();
+    let mut reader =
+        namespace.command("exec cat mnt/tensors/w").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    gate.wait_for_getattr();
+    kill(daemon, Signal::SIGTERM).unwrap();
+    let mut code = None;
+    wait_until("the reader has ended", || {
+        code = reader.try_wait().unwrap();
+        code.is_some()
+    });
+    assert_eq!(code.unwrap().code(), Some(1));
+    assert_eq!(namespace.mounts().iter().filter(|line| line.contains("fuse.weightfs")).count(), 0);
+    assert!(Path::new(&format!("/proc/{daemon}")).exists(), "a thread of the daemon still waits for the source");
+    gate.die();
+    wait_until("the daemon has ended", || !Path::new(&format!("/proc/{daemon}")).exists());
 }
 
 /// The number of descriptors and maps of a process, and its anonymous memory in KiB.

@@ -134,7 +134,7 @@ def lay_out(to, source, tensors, metadata):
     lines = [tensor.facts() | {"file": f"tensors/{encode(tensor.name)}"} | tensor.location for tensor in tensors]
     head = f'{{"source": {json.dumps(str(source))}, "format": "safetensors", "tensors": [\n'
     write(to / "index.json", head + ",\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + '\n], "skipped": []}\n')
-    sums = [f"{hashlib.sha256(tensor.raw).hexdigest()}  {encode(tensor.name)}\n" for tensor in tensors]
+    sums = [f"{hashlib.sha256(tensor.raw).hexdigest()}  tensors/{encode(tensor.name)}\n" for tensor in tensors]
     write(to / "SHA256SUMS", "".join(sums))
 
 

@@ -39,6 +39,7 @@ mod readme;
 mod reads;
 #[cfg(feature = "remote")]
 mod remote;
+mod replaced;
 mod sandbox;
 mod scheduling;
 #[cfg(feature = "serve")]
@@ -47,6 +48,7 @@ mod serve;
 #[path = "../servers/mod.rs"]
 mod servers;
 mod shards;
+mod shown;
 mod slm;
 mod splits;
 mod status;

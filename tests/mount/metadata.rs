@@ -110,8 +110,8 @@ with safe_open(a, 'numpy') as old, safe_open(b, 'numpy') as new:
         let source = real_model(name);
         let scene = Scene::new();
         for (line, mode) in [
-            ("set in 'modelspec.title=A title' -o out", "set"),
-            ("clear in -o out", "clear"),
+            ("set in 'modelspec.title=A title' --force -o out", "set"),
+            ("clear in --force -o out", "clear"),
             ("remove out2 modelspec.title", "same"),
         ] {
             scene.ok(&format!("ln -sf {} in && weightfs metadata {line}", source.display()));
@@ -186,7 +186,7 @@ fn dry_run_prints_changes_and_writes_nothing() {
     let before = scene.ok("stat -c '%i %y %s' m.safetensors; sha256sum m.safetensors");
     let table = [
         ("set m.safetensors title=second new=n format=pt", "+ new=n\n- title=first\n+ title=second\n"),
-        ("set m.safetensors 'title=\u{1b}' -o out", "- title=first\n+ title=\\u{1b}\n"),
+        ("set m.safetensors 'title=\u{1b}' --force -o out", "- title=first\n+ title=\\u{1b}\n"),
         ("remove m.safetensors title", "- title=first\n"),
         ("clear m.safetensors", "- a=b=c\n- format=pt\n- title=first\n"),
         ("set m.safetensors title=first", ""),
@@ -198,7 +198,7 @@ fn dry_run_prints_changes_and_writes_nothing() {
     let said = scene.sh(large);
     assert!(said.code == 1 && said.out.is_empty() && said.err.contains("at most 100000000 are allowed"), "{said:?}");
     // A command that changes no value does not write the file either.
-    scene.ok("weightfs metadata set m.safetensors title=first && weightfs metadata set m.safetensors title=first -o ./m.safetensors");
+    scene.ok("weightfs metadata set m.safetensors title=first && weightfs metadata set m.safetensors title=first --force -o ./m.safetensors");
     assert_eq!(scene.ok("stat -c '%i %y %s' m.safetensors; sha256sum m.safetensors"), before);
     assert_eq!(listed(scene.dir.path()), ["bin", "m.safetensors"]);
 }
@@ -253,14 +253,14 @@ fn changed_copy_goes_to_the_output_path() {
         assert_eq!((metadata["title"].as_str(), found), ("second", tensors.clone()), "{}", path.display());
     };
     let set = |line: &str| scene.ok(&format!("umask 037; weightfs metadata set {line}"));
-    set("m.safetensors title=second -o new");
+    set("m.safetensors title=second --force -o new");
     assert_new(&scene.path("new"));
     assert_eq!(scene.ok("stat -c '%a' new"), "640\n");
-    set("m.safetensors title=second -o old");
+    set("m.safetensors title=second --force -o old");
     assert_new(&scene.path("old"));
     assert_eq!(scene.ok("stat -c '%a %u:%g' old; cmp keep m.safetensors"), "604 5:7\n");
     // A hard link of the source is replaced, and the source is unchanged.
-    set("m.safetensors title=second -o hard");
+    set("m.safetensors title=second --force -o hard");
     assert_new(&scene.path("hard"));
     scene.ok("cmp keep m.safetensors");
     // The source is a directory with one model.
@@ -278,14 +278,14 @@ fn changed_copy_goes_to_the_output_path() {
     assert_new(&scene.path("second"));
     assert!(scene.path("first").is_symlink() && scene.path("elsewhere/first").is_symlink());
     // Pipes and devices get the bytes and are not replaced.
-    scene.ok("weightfs metadata set keep title=second -o - >piped && weightfs metadata set keep title=second -o - | cat >piped2");
-    scene.ok("mkfifo fifo && (cat fifo >piped3 & weightfs metadata set keep title=second -o fifo && wait)");
+    scene.ok("weightfs metadata set keep title=second --force -o - >piped && weightfs metadata set keep title=second --force -o - | cat >piped2");
+    scene.ok("mkfifo fifo && (cat fifo >piped3 & weightfs metadata set keep title=second --force -o fifo && wait)");
     scene.ok("cmp piped m.safetensors && cmp piped2 m.safetensors && cmp piped3 m.safetensors");
-    scene.ok("weightfs metadata set keep title=second -o /dev/null && test -c /dev/null && test -p fifo");
-    scene.ok("weightfs metadata set keep title=second -o - >>appended && cmp appended m.safetensors");
+    scene.ok("weightfs metadata set keep title=second --force -o /dev/null && test -c /dev/null && test -p fifo");
+    scene.ok("weightfs metadata set keep title=second --force -o - >>appended && cmp appended m.safetensors");
     for (line, text) in [
-        ("weightfs metadata set keep title=x -o /dev/full", "weightfs: /dev/full: No space left on device\n"),
-        ("weightfs metadata set keep title=x -o - >/dev/full", "weightfs: -: No space left on device\n"),
+        ("weightfs metadata set keep title=x --force -o /dev/full", "weightfs: /dev/full: No space left on device\n"),
+        ("weightfs metadata set keep title=x --force -o - >/dev/full", "weightfs: -: No space left on device\n"),
         (
             "weightfs metadata set keep title=x --dry-run >/dev/full",
             "weightfs: standard output: No space left on device\n",
@@ -295,9 +295,9 @@ fn changed_copy_goes_to_the_output_path() {
         let said = scene.sh(line);
         assert_eq!((said.code, &said.err[..]), (1, text), "{line}");
     }
-    let said = scene.sh("script -qec 'weightfs metadata set keep title=x -o -' /dev/null </dev/null");
+    let said = scene.sh("script -qec 'weightfs metadata set keep title=x --force -o -' /dev/null </dev/null");
     assert!(said.code == 1 && said.out.contains("standard output is a terminal"), "{said:?}");
-    let line = "weightfs metadata set keep title=x -o - | head -c 5 | wc -c; echo ${PIPESTATUS[0]}";
+    let line = "weightfs metadata set keep title=x --force -o - | head -c 5 | wc -c; echo ${PIPESTATUS[0]}";
     assert_eq!(scene.ok(&format!("bash -c '{line}'")), "5\n1\n");
 }
 
@@ -316,12 +316,12 @@ fn refused_commands_leave_files_unchanged() {
     scene.raw("hole.safetensors", format!("{{{},{}}}", tensor("t", 0), tensor("u", 2)).as_bytes(), &[1, 2, 3]);
     let before = scene.ok(STATE);
     let table = [
-        ("clear cut.safetensors", 1, "cut.safetensors: cut short"),
+        ("clear cut.safetensors", 1, "cut.safetensors: truncated"),
         ("clear lfs.safetensors", 1, "lfs.safetensors: not a model but a Git LFS pointer"),
         ("clear twice.safetensors", 1, "twice.safetensors: "),
         ("clear hole.safetensors", 1, "hole.safetensors: "),
-        ("set cut.safetensors a=b", 1, "cut.safetensors: cut short"),
-        ("set text.safetensors a=b -o out", 1, "text.safetensors: "),
+        ("set cut.safetensors a=b", 1, "cut.safetensors: truncated"),
+        ("set text.safetensors a=b --force -o out", 1, "text.safetensors: "),
         ("set absent a=b", 1, "absent: No such file or directory"),
         ("set several a=b", 1, "several: a directory of 2 models; name one of them"),
         ("set sharded a=b", 1, "sharded: a model of several files; name one of them"),
@@ -362,10 +362,10 @@ fn refused_commands_leave_files_unchanged() {
     let before = scene.ok(
         "chmod 1777 . && cp m.safetensors mine && chmod 666 mine && stat -c '%i %a %u:%g %y' mine && sha256sum mine",
     );
-    let said = scene.sh(&format!("{user} set m.safetensors a=b -o mine"));
+    let said = scene.sh(&format!("{user} set m.safetensors a=b --force -o mine"));
     assert!(said.code == 1 && said.err.starts_with("weightfs: mine: cannot "), "{said:?}");
     assert_eq!(scene.ok("stat -c '%i %a %u:%g %y' mine && sha256sum mine && chmod 777 ."), before);
-    scene.ok(&format!("{user} set m.safetensors a=b -o theirs && weightfs metadata get theirs a && chmod 755 . && cmp m.safetensors several/a.safetensors"));
+    scene.ok(&format!("{user} set m.safetensors a=b --force -o theirs && weightfs metadata get theirs a && chmod 755 . && cmp m.safetensors several/a.safetensors"));
     assert!(listed(scene.dir.path()).iter().all(|name| !name.starts_with('.')));
 }
 
@@ -411,7 +411,7 @@ fn large(scene: &Scene, file: &str) -> (Vec<u8>, Vec<u8>) {
         scene.model(file, &tensors, &[("title", "first")]);
     }
     let old = std::fs::read(&path).unwrap();
-    scene.ok(&format!("weightfs metadata set {file} title=second -o changed"));
+    scene.ok(&format!("weightfs metadata set {file} title=second --force -o changed"));
     let new = std::fs::read(scene.path("changed")).unwrap();
     assert!(new != old && new[new.len() - LARGE..] == old[old.len() - LARGE..]);
     (old, new)
@@ -465,8 +465,7 @@ fn apply_concurrent_changes(file: &str) {
         "weightfs: {file}: locked by another program; waiting for it\nweightfs: interrupted; no file was written\n"
     );
     assert_eq!(scene.ok("cat said"), text);
-    let copy =
-        "flock FILE weightfs metadata set FILE late=x -o copy && flock FILE weightfs metadata clear --dry-run FILE";
+    let copy = "flock FILE weightfs metadata set FILE late=x --force -o copy && flock FILE weightfs metadata clear --dry-run FILE";
     scene.ok(&copy.replace("FILE", file));
 }
 
@@ -636,9 +635,9 @@ fn share_data(file: &str) {
         let before = used();
         let long = "x".repeat(20_000);
         // Metadata that fits in the old header, that needs a longer header, and that needs a shorter one.
-        disk.ok(&format!("weightfs metadata set fs/{file} title=second -o fs/a"));
-        disk.ok(&format!("weightfs metadata set fs/{file} title={long} -o fs/b"));
-        disk.ok("weightfs metadata clear fs/b -o fs/c");
+        disk.ok(&format!("weightfs metadata set fs/{file} title=second --force -o fs/a"));
+        disk.ok(&format!("weightfs metadata set fs/{file} title={long} --force -o fs/b"));
+        disk.ok("weightfs metadata clear fs/b --force -o fs/c");
         assert!(std::fs::read(scene.path(file)).unwrap() == old);
         disk.ok(&format!("cmp fs/a changed && cmp fs/{file} {file}"));
         assert_eq!(disk.ok("weightfs metadata get fs/b title").len(), long.len() + 1);

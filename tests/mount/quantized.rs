@@ -219,7 +219,10 @@ fn command_writes_the_same_exports() {
     for (options, arguments) in [(&[][..], ""), (&["--stored"], "--stored")] {
         let mount = scene.mount(&source, options);
         for dtype in ["bf16", "f32"] {
-            scene.ok(&format!("weightfs export --dtype {dtype} {arguments} {} out.safetensors", source.display()));
+            scene.ok(&format!(
+                "weightfs export --force --dtype {dtype} {arguments} {} out.safetensors",
+                source.display()
+            ));
             let written = fs::read(scene.path("out.safetensors")).unwrap();
             assert!(written == mount.read(format!("export/fp8-{dtype}.safetensors")), "{dtype} {arguments}");
         }
@@ -228,15 +231,15 @@ fn command_writes_the_same_exports() {
     let case = cases().into_iter().find(|case| case.name == "gptq_4").unwrap();
     let dir = scene.path("gptq");
     write_case(&dir, &case, false);
-    scene.ok("weightfs export --dtype f32 --only '*.weight' gptq out.safetensors");
+    scene.ok("weightfs export --force --dtype f32 --only '*.weight' gptq out.safetensors");
     let written = fs::read(scene.path("out.safetensors")).unwrap();
     let read = SafeTensors::deserialize(&written).unwrap();
     let expected = &case.expected.tensors[0];
     assert_eq!(read.names(), [&expected.name]);
     assert_eq!(f32s(read.tensor(&expected.name).unwrap().data()), floats(expected));
     // Shards have logical names too.
-    scene.ok("weightfs export --dtype bf16 --shard-size 1MB gptq parts && rm -r parts");
-    let said = scene.sh("weightfs export --stored gptq out.safetensors");
+    scene.ok("weightfs export --force --dtype bf16 --shard-size 1MB gptq parts && rm -r parts");
+    let said = scene.sh("weightfs export --force --stored gptq out.safetensors");
     assert!(said.code == 2 && said.err.contains("--dtype"), "{said:?}");
 }
 

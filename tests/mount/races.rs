@@ -127,7 +127,7 @@ fn file_of_another_directory_is_never_replaced() {
     });
     assert!(codes[0] > 0 && codes[1] > 0, "{codes:?}");
     let source = races.scene.path("m.safetensors");
-    let export = ["export", source.to_str().unwrap(), "m.safetensors"];
+    let export = ["export", "--force", source.to_str().unwrap(), "m.safetensors"];
     races.at_every_moment(&export, "m.safetensors", "../victim", (50, 100), |_, moment| {
         assert!(!races.titles().is_empty(), "{moment}");
     });
@@ -216,7 +216,7 @@ fn links_of_other_users_are_followed_only_to_their_own_files() {
     }
     assert_eq!(scene.ok("cat mine.safetensors victim victims/*s | sha256sum"), before);
     // A link of root, and a link to a file of the same user.
-    scene.ok("weightfs metadata set link/y title=second && weightfs export m.safetensors link/new");
+    scene.ok("weightfs metadata set link/y title=second && weightfs export --force m.safetensors link/new");
     assert_eq!(
         scene.ok("weightfs metadata get theirs/own.safetensors title; stat -c %u theirs/own.safetensors"),
         "second\n65534\n"

@@ -1,4 +1,4 @@
-//! The commands of the README work: every line that begins with `$` in a `console` block is run.
+//! The commands of README.md and docs/tour.md work: every line that begins with `$` in a `console` block is run.
 
 #[cfg(feature = "remote")]
 use crate::servers::python::Python;
@@ -8,13 +8,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 fn commands() -> Vec<&'static str> {
-    let readme = include_str!("../../README.md");
-    let blocks = readme.split("```console\n").skip(1).map(|rest| rest.split("```").next().unwrap());
-    blocks.flat_map(|block| block.lines().filter_map(|line| line.strip_prefix("$ "))).collect()
+    let pages = [include_str!("../../README.md"), include_str!("../../docs/tour.md")];
+    let blocks = pages.iter().flat_map(|page| page.split("```console\n").skip(1));
+    let lines = blocks.flat_map(|rest| rest.split("```").next().unwrap().lines());
+    lines.filter_map(|line| line.strip_prefix("$ ")).collect()
 }
 
 #[test]
-fn readme_commands_work() {
+fn commands_of_the_readme_and_the_tour_work() {
     require_fuse!();
     let scene = Scene::new();
     scene.model("original.safetensors", &[("w.weight", Dtype::BF16, &[2, 2], [0x81, 0x3f].repeat(4))], &[]);

@@ -260,12 +260,6 @@ impl Said {
     }
 }
 
-/// What a mount printed, without the line that it prints on a machine without syslog.
-pub fn without_remark(out: &str) -> &str {
-    let remark = out.lines().last().filter(|line| line.starts_with("no syslog here"));
-    remark.map_or(out, |remark| &out[..out.len() - remark.len() - 1])
-}
-
 /// A separate mount namespace, whose mounts are invisible outside of it. It ends with its last process.
 pub struct Namespace<'s> {
     scene: &'s Scene,

@@ -50,14 +50,11 @@ fn sha256sum_verifies_every_tensor() {
         &[],
     );
     let mount = scene.mount(&source, &[]);
-    let (tensors, sums) = (mount.path("tensors"), mount.path("SHA256SUMS"));
-    let said = scene.ok(&format!("cd {} && sha256sum -c ../SHA256SUMS </dev/null", tensors.display()));
+    let (root, sums) = (mount.point.display(), mount.path("SHA256SUMS"));
+    let said = scene.ok(&format!("cd {root} && sha256sum -c SHA256SUMS"));
     assert_eq!(said.lines().filter(|line| line.ends_with(": OK")).count(), 6, "{said}");
-    let mut expected: Vec<String> = scene
-        .ok(&format!("cd {} && sha256sum -- [!-]* -?* ./-", tensors.display()))
-        .lines()
-        .map(str::to_owned)
-        .collect();
+    let mut expected: Vec<String> =
+        scene.ok(&format!("cd {root} && sha256sum tensors/*")).lines().map(str::to_owned).collect();
     let mut found: Vec<String> = std::fs::read_to_string(&sums).unwrap().lines().map(str::to_owned).collect();
     expected.sort();
     found.sort();

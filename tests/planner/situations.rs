@@ -2,16 +2,15 @@
 use std::ops::Range;
 use std::time::Duration;
 use weightfs::remote::planner::{
-    BLOCK, HostId, ObjectId, PartFailure, PartId, Planner, PlannerAction, PlannerEvent, PlannerLimits, TicketFailure,
-    TicketId,
+    BLOCK, HostId, ObjectId, PartFailure, PartId, Planner, PlannerAction, PlannerEvent, PlannerLimits, TicketId,
 };
+use weightfs::source::FetchFailure;
 
 const A: ObjectId = ObjectId(0);
 const B: ObjectId = ObjectId(1);
 const MIB: u64 = 1 << 20;
 /// What is fetched ahead of a reader beyond four times what it has read, as long as nothing was measured.
 const LEAD: u64 = 16 * MIB;
-const TRANSIENT: PartFailure = PartFailure::Transient { retry_after: None };
 
 struct Caller {
     planner: Planner,
@@ -76,6 +75,12 @@ fn ranges(actions: &[PlannerAction]) -> Vec<Range<u64>> {
     fetches(actions).into_iter().map(|(_, range)| range).collect()
 }
 
+/// The failure of a part that may be tried again, at once or when the host allows it.
+fn transient(part: PartId, wait: Duration) -> PlannerEvent {
+    let failure = FetchFailure::transient(format!("{part:?} broke"));
+    PlannerEvent::Failed { part, failure: PartFailure { failure, retry: Some(wait) } }
+}
+
 fn ready(ticket: u64) -> PlannerAction {
     PlannerAction::Ready { ticket: TicketId(ticket) }
 }
@@ -104,12 +109,15 @@ fn short_last_block_is_fetched_whole_and_reads_past_the_end_are_cut() {
 #[test]
 fn ticket_of_an_object_that_is_not_open_fails() {
     let mut caller = Caller::new(4);
-    let why = TicketFailure::NotOpen;
+    let failure = FetchFailure::lasting("not open");
     let need = PlannerEvent::Need { ticket: TicketId(1), object: ObjectId(9), range: 0..1, within: 0..1 };
-    assert_eq!(caller.event(need), [PlannerAction::Fail { ticket: TicketId(1), why }]);
+    assert_eq!(caller.event(need), [PlannerAction::Fail { ticket: TicketId(1), failure: failure.clone() }]);
     let parts = fetches(&caller.need(2, 0..1));
     let closed = caller.event(PlannerEvent::Closed { object: A });
-    assert_eq!(closed, [PlannerAction::Fail { ticket: TicketId(2), why }, PlannerAction::Abort { part: parts[0].0 }]);
+    assert_eq!(
+        closed,
+        [PlannerAction::Fail { ticket: TicketId(2), failure }, PlannerAction::Abort { part: parts[0].0 }]
+    );
 }
 
 #[test]
@@ -120,14 +128,12 @@ fn further_tickets_fail_while_too_many_wait() {
         let at = ticket % 1000 * BLOCK;
         assert!(!caller.need(ticket, at..at + 1).iter().any(|action| matches!(action, PlannerAction::Fail { .. })));
     }
-    let refused = [PlannerAction::Fail { ticket: TicketId(most), why: TicketFailure::TooMany }];
+    let failure = FetchFailure::transient("too many reads wait already");
+    let refused = [PlannerAction::Fail { ticket: TicketId(most), failure: failure.clone() }];
     assert_eq!(caller.need(most, 0..1), refused);
     assert_eq!(caller.event(PlannerEvent::Cancel { ticket: TicketId(most - 1) }), []);
     assert_ne!(caller.need(most, 0..1), refused);
-    assert_eq!(
-        caller.need(most + 1, 0..1),
-        [PlannerAction::Fail { ticket: TicketId(most + 1), why: TicketFailure::TooMany }]
-    );
+    assert_eq!(caller.need(most + 1, 0..1), [PlannerAction::Fail { ticket: TicketId(most + 1), failure }]);
 }
 
 #[test]
@@ -277,7 +283,7 @@ fn reset_is_resumed_at_the_first_missing_block() {
     let mut caller = Caller::new(4);
     let parts = fetches(&caller.need(1, 0..MIB));
     caller.event(PlannerEvent::Received { part: parts[0].0, bytes: 3 * BLOCK + 9 });
-    assert_eq!(caller.event(PlannerEvent::Failed { part: parts[0].0, failure: TRANSIENT }), []);
+    assert_eq!(caller.event(transient(parts[0].0, Duration::ZERO)), []);
     // Its blocks are still reserved.
     assert_eq!(caller.need(2, 4 * BLOCK..5 * BLOCK), []);
     let again = fetches(&caller.after(Duration::from_millis(100)));
@@ -292,8 +298,7 @@ fn retry_after_pauses_all_parts_of_that_host_only() {
     let mut caller = Caller::new(4);
     let parts = fetches(&caller.need(1, 0..1));
     let running = fetches(&caller.need(2, 9 * MIB..9 * MIB + 1));
-    let failure = PartFailure::Transient { retry_after: Some(Duration::from_secs(7)) };
-    assert_eq!(caller.event(PlannerEvent::Failed { part: parts[0].0, failure }), []);
+    assert_eq!(caller.event(transient(parts[0].0, Duration::from_secs(7))), []);
     assert_eq!(caller.need(3, 5 * MIB..6 * MIB), []);
     let other = PlannerEvent::Need { ticket: TicketId(4), object: B, range: 0..1, within: 0..0 };
     assert_eq!(fetches(&caller.event(other)).len(), 1);
@@ -310,9 +315,10 @@ fn final_failure_reaches_exactly_the_tickets_of_the_part() {
     caller.need(2, 2 * BLOCK..3 * BLOCK);
     let other = fetches(&caller.need(3, 9 * MIB..10 * MIB));
     assert_eq!(caller.event(PlannerEvent::Received { part: parts[0].0, bytes: 3 * BLOCK }), [ready(2)]);
-    let why = TicketFailure::Part(parts[0].0);
-    let actions = caller.event(PlannerEvent::Failed { part: parts[0].0, failure: PartFailure::Final });
-    assert_eq!(actions, [PlannerAction::Fail { ticket: TicketId(1), why }]);
+    let failure = FetchFailure::lasting("the file is gone");
+    let failed = PartFailure { failure: failure.clone(), retry: None };
+    let actions = caller.event(PlannerEvent::Failed { part: parts[0].0, failure: failed });
+    assert_eq!(actions, [PlannerAction::Fail { ticket: TicketId(1), failure }]);
     assert_eq!(caller.event(PlannerEvent::Finished { part: other[0].0 }), [ready(3)]);
     // A failure is not remembered.
     assert_eq!(ranges(&caller.need(4, 3 * BLOCK..4 * BLOCK)), [3 * BLOCK..4 * BLOCK]);
@@ -332,24 +338,37 @@ fn ticket_times_out_without_progress_and_not_with_it() {
     let failed = loop {
         caller.now = caller.planner.wake_at().unwrap();
         let actions = caller.poll();
-        if let Some(PlannerAction::Fail { ticket, why }) =
+        if let Some(PlannerAction::Fail { ticket, failure }) =
             actions.iter().find(|action| matches!(action, PlannerAction::Fail { .. }))
         {
-            break (*ticket, *why);
+            break (*ticket, failure.clone());
         }
         for (next, _) in fetches(&actions) {
             (part, tries) = (next, tries + 1);
-            caller.handle(PlannerEvent::Failed { part, failure: TRANSIENT });
+            caller.handle(transient(part, Duration::ZERO));
         }
     };
     assert_eq!(caller.now, end);
-    assert!(
-        matches!(failed, (TicketId(1), TicketFailure::TimedOut { last: Some(last) }) if last == part),
-        "{failed:?}"
-    );
+    let why = FetchFailure::transient(format!("nothing arrived for 60 s: {part:?} broke"));
+    assert_eq!(failed, (TicketId(1), why));
     assert!((10..=30).contains(&tries), "{tries}");
     assert_eq!(caller.after(Duration::from_secs(60)), []);
     assert_eq!(caller.planner.wake_at(), None);
+}
+
+#[test]
+fn ticket_times_out_while_bytes_drip() {
+    let mut caller = Caller::new(4);
+    let mut part = fetches(&caller.need(1, 0..BLOCK))[0].0;
+    for second in 1..60 {
+        // One byte in each, also from the connections that replace those that have stalled.
+        if let Some((next, _)) = fetches(&caller.after(Duration::from_secs(1))).first() {
+            part = *next;
+        }
+        assert_eq!(caller.event(PlannerEvent::Received { part, bytes: 1 }), [], "{second}");
+    }
+    let failed = caller.after(Duration::from_secs(1));
+    assert!(matches!(failed[0], PlannerAction::Fail { ticket: TicketId(1), .. }), "{failed:?}");
 }
 
 #[test]
@@ -369,7 +388,7 @@ fn host_that_is_down_is_not_asked_for_each_ticket() {
     let mut tries = 0;
     while caller.now < Duration::from_secs(30) {
         tries += running.len();
-        running.drain(..).for_each(|(part, _)| caller.handle(PlannerEvent::Failed { part, failure: TRANSIENT }));
+        running.drain(..).for_each(|(part, _)| caller.handle(transient(part, Duration::ZERO)));
         running = fetches(&caller.poll());
         if running.is_empty() {
             caller.now = caller.planner.wake_at().unwrap();
@@ -390,7 +409,7 @@ fn read_ahead_that_nobody_waits_for_is_not_tried_forever() {
                 PlannerEvent::Finished { part }
             } else {
                 tries += 1;
-                PlannerEvent::Failed { part, failure: TRANSIENT }
+                transient(part, Duration::ZERO)
             };
             caller.handle(event);
         }
@@ -459,10 +478,10 @@ fn connections_that_always_break_inside_a_block_time_out() {
             match action {
                 PlannerAction::Fetch { part, .. } => {
                     caller.handle(PlannerEvent::Received { part, bytes: BLOCK / 2 });
-                    caller.handle(PlannerEvent::Failed { part, failure: TRANSIENT });
+                    caller.handle(transient(part, Duration::ZERO));
                 }
-                PlannerAction::Fail { why, .. } => {
-                    return assert!(matches!(why, TicketFailure::TimedOut { .. }), "{why:?}");
+                PlannerAction::Fail { failure, .. } => {
+                    return assert!(failure.reason.starts_with("nothing arrived for 60 s"), "{failure:?}");
                 }
                 other => panic!("{other:?}"),
             }

@@ -349,7 +349,7 @@ proptest! {
         let mut places = at.map(|at| at.index(elements as usize + 1) as u64);
         places.sort_unstable();
         let range = places[0]..places[1];
-        let gathered = GatheredParts::new(&decoder, range.clone(), |part, offset, bytes| {
+        let gathered = GatheredParts::new(range.clone(), decoder.needs(&range), |part, offset, bytes| {
             let part = parts[part as usize].get(offset as usize..offset as usize + bytes.len());
             part.map(|part| bytes.copy_from_slice(part)).ok_or(())
         });

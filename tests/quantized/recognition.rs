@@ -47,7 +47,7 @@ fn every_scheme_has_a_case_and_every_case_one_scheme() {
     let mut seen: HashMap<&str, usize> = HashMap::new();
     for case in &cases {
         let recognised = case.file.recognise(&case.config());
-        *seen.entry(recognised.weights[0].class.scheme.name).or_default() += 1;
+        *seen.entry(recognised.weights[0].class.scheme).or_default() += 1;
         // The order of the tensors does not matter.
         let reversed = File::new(case.file.tensors.iter().rev().cloned().collect());
         let last = reversed.tensors.len() - 1;
@@ -100,7 +100,7 @@ fn missing_part_is_reported() {
                     // tensors have such names or dtypes too.
                     let values = &case.file.tensors[weight.values];
                     let is_ordinary = !values.name.ends_with(".weight") || values.dtype == "BF16";
-                    assert!(is_ordinary || !case.config().is_quantized(), "{}", case.name);
+                    assert!(is_ordinary || !case.config().is_quantized, "{}", case.name);
                 }
                 _ => assert!(
                     recognised.weights.is_empty() && recognised.warnings.len() == 1,
@@ -165,11 +165,42 @@ fn unknown_methods_and_formats_are_reported() {
     }
 }
 
+/// Tensors without data.
+struct ListedTensors<'t> {
+    count: usize,
+    tensor: &'t dyn Fn(usize) -> SiteTensor<'t>,
+    find: &'t dyn Fn(&str) -> Option<usize>,
+}
+
+impl StoredTensors for ListedTensors<'_> {
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    fn tensor(&self, index: usize) -> SiteTensor<'_> {
+        (self.tensor)(index)
+    }
+
+    fn find(&self, name: &str) -> Option<usize> {
+        (self.find)(name)
+    }
+
+    fn contents(&self, _: usize) -> Option<&[u8]> {
+        None
+    }
+}
+
 /// Whether the configuration of a model with these tensors is read.
 fn may_be_quantized(list: &[(&str, &str)]) -> bool {
-    let stored = |(name, dtype)| SiteTensor { name, dtype, shape: &[4, 4], bytes: 16 * size(dtype) };
-    let find = |name: &str| list.iter().copied().find(|(other, _)| *other == name).map(stored);
-    quantization::may_be_quantized(list.iter().copied().map(stored), find)
+    let tensors = ListedTensors {
+        count: list.len(),
+        tensor: &|index| {
+            let (name, dtype) = list[index];
+            SiteTensor { index, name, dtype, shape: &[4, 4], bytes: 16 * size(dtype) }
+        },
+        find: &|name| list.iter().position(|(other, _)| *other == name),
+    };
+    quantization::may_be_quantized(&tensors)
 }
 
 #[test]
@@ -294,7 +325,7 @@ fn shape_of_the_scales_distinguishes_mxfp8_from_fp8_blocks() {
     let scheme = |scales: &[u64]| {
         let (_, recognised) =
             found(&[("m.weight", "F8_E4M3", &[256, 384]), ("m.scale", "F8_E8M0", scales)], config.clone());
-        recognised.weights.first().map(|weight| weight.class.scheme.name)
+        recognised.weights.first().map(|weight| weight.class.scheme)
     };
     assert_eq!(scheme(&[256, 12]), Some("MXFP8"));
     assert_eq!(scheme(&[2, 3]), Some("FP8"));
@@ -309,7 +340,7 @@ fn matrix_without_rows_has_the_scheme_of_the_configuration() {
     let scheme = |method: &str, cols: u64| {
         let config = json!({"quantization_config": {"quant_method": method, "bits": 4, "group_size": cols / 2}});
         let weight = found(&tensors, config).1.weights.pop()?;
-        Some((weight.class.scheme.name, weight.class.shape.clone()))
+        Some((weight.class.scheme, weight.class.shape.clone()))
     };
     assert_eq!(scheme("awq", 64), Some(("AWQ", vec![0, 64])));
     assert_eq!(scheme("gptq", 512), Some(("GPTQ", vec![0, 512])));
@@ -319,8 +350,9 @@ fn matrix_without_rows_has_the_scheme_of_the_configuration() {
 fn uncertain_schemes_are_refused() {
     let gptq: [(&str, &str, &[u64]); 3] =
         [("m.qweight", "I32", &[8, 64]), ("m.qzeros", "I32", &[2, 8]), ("m.scales", "F16", &[2, 64])];
-    let unknown = "GPTQ: a checkpoint format that is not known or not given";
-    assert_eq!(warning(&gptq, json!({})), format!("{unknown} (none), such as \"m.qweight\""));
+    let unknown = "GPTQ: a checkpoint format that is not known";
+    let missing = "GPTQ: the checkpoint format is not given (config.json has none, or is missing)";
+    assert_eq!(warning(&gptq, json!({})), format!("{missing}, such as \"m.qweight\""));
     let config = json!({"quantization_config": {"quant_method": "gptq", "checkpoint_format": "gptq_p", "bits": 4}});
     let warnings = found(&gptq, config).1.warnings;
     assert_eq!(warnings[0].to_string(), format!("{unknown} (gptq_p), such as \"m.qweight\""));
@@ -503,7 +535,7 @@ fn fused_experts_of_modelopt_are_recognised() {
     for scales in [&[][..], &[1], &[3], &[3, 1, 1]] {
         let (_, recognised) = found(&tensors(&[3, 4, 8], scales), json!({}));
         let weight = &recognised.weights[0];
-        assert_eq!((weight.class.scheme.name, &weight.class.shape[..]), ("FP8", &[3, 4, 8][..]), "{scales:?}");
+        assert_eq!((weight.class.scheme, &weight.class.shape[..]), ("FP8", &[3, 4, 8][..]), "{scales:?}");
         assert_eq!(weight.companions().collect::<Vec<_>>(), [1, 2]);
     }
     for scales in [&[4][..], &[3, 4], &[3, 4, 1], &[3, 1, 8]] {
@@ -620,18 +652,17 @@ fn a_million_tensors_take_few_lookups() {
     let names: Vec<String> =
         (0..LEN).map(|at| format!("layers.{}.{}", at / names.len(), names[at % names.len()])).collect();
     let by_name: HashMap<&str, usize> = names.iter().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
-    let tensors = StoredTensors {
-        len: LEN,
-        tensor: &|at| {
+    let tensors = ListedTensors {
+        count: LEN,
+        tensor: &|index| {
             looked.set(looked.get() + 1);
-            let dtype = if at % 8 == 0 { "F8_E4M3" } else { "F32" };
-            SiteTensor { name: &names[at], dtype, shape: &[1, 1], bytes: size(dtype) }
+            let dtype = if index % 8 == 0 { "F8_E4M3" } else { "F32" };
+            SiteTensor { index, name: &names[index], dtype, shape: &[1, 1], bytes: size(dtype) }
         },
         find: &|name| {
             searched.set(searched.get() + 1);
             by_name.get(name).copied()
         },
-        contents: &|_| None,
     };
     let recognised = recognise_weights(&tensors, &QuantizationConfig::default());
     assert_eq!((recognised.weights.len(), recognised.warnings.len()), (LEN / 8, 0));
@@ -642,8 +673,12 @@ fn a_million_tensors_take_few_lookups() {
 #[test]
 fn only_small_descriptions_beside_codes_are_read() {
     let named = |list: &[(&str, u64)]| {
-        let stored = |(name, bytes)| SiteTensor { name, dtype: "U8", shape: &[], bytes };
-        wanted(list.iter().copied().map(stored), |name| list.iter().any(|(other, _)| *other == name))
+        let tensors = ListedTensors {
+            count: list.len(),
+            tensor: &|index| SiteTensor { index, name: list[index].0, dtype: "U8", shape: &[], bytes: list[index].1 },
+            find: &|name| list.iter().position(|(other, _)| *other == name),
+        };
+        wanted(&tensors)
     };
     let kinds = [
         ("m.weight_shape", "m.weight_packed", 64),
@@ -659,8 +694,12 @@ fn only_small_descriptions_beside_codes_are_read() {
     }
     let most = CONTENTS_MAX / 4096;
     let many = |count: u64| {
-        let stored = (0..count).map(|_| SiteTensor { name: "m.comfy_quant", dtype: "U8", shape: &[], bytes: 4096 });
-        wanted(stored, |_| true).map_err(|warning| warning.to_string())
+        let tensors = ListedTensors {
+            count: count as usize,
+            tensor: &|index| SiteTensor { index, name: "m.comfy_quant", dtype: "U8", shape: &[], bytes: 4096 },
+            find: &|_| Some(0),
+        };
+        wanted(&tensors).map_err(|warnings| warnings[0].to_string())
     };
     assert_eq!(many(most).map(|wanted| wanted.len() as u64), Ok(most));
     let expected = "descriptions of weights that are too large (more than 64 MiB), such as \"m.comfy_quant\"";

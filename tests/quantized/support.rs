@@ -15,23 +15,37 @@ impl Case {
     }
 }
 
-impl File {
-    pub fn stored(&self, at: usize) -> SiteTensor<'_> {
-        let Tensor { name, dtype, shape, data } = &self.tensors[at];
-        SiteTensor { name, dtype, shape, bytes: data.len() as u64 }
+/// The tensors of a file. Only the data of some of them can be read.
+struct FileTensors<'f> {
+    file: &'f File,
+    by_name: HashMap<&'f str, usize>,
+    wanted: Vec<usize>,
+}
+
+impl StoredTensors for FileTensors<'_> {
+    fn count(&self) -> usize {
+        self.file.tensors.len()
     }
 
+    fn tensor(&self, index: usize) -> SiteTensor<'_> {
+        let Tensor { name, dtype, shape, data } = &self.file.tensors[index];
+        SiteTensor { index, name, dtype, shape, bytes: data.len() as u64 }
+    }
+
+    fn find(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    fn contents(&self, index: usize) -> Option<&[u8]> {
+        self.wanted.contains(&index).then_some(&self.file.tensors[index].data)
+    }
+}
+
+impl File {
     pub fn recognise(&self, config: &QuantizationConfig) -> RecognisedWeights {
         let named = self.tensors.iter().enumerate().map(|(at, tensor)| (&tensor.name[..], at));
-        let by_name: HashMap<&str, usize> = named.collect();
-        let wanted = wanted((0..self.tensors.len()).map(|at| self.stored(at)), |name| by_name.contains_key(name));
-        let wanted = wanted.unwrap();
-        let tensors = StoredTensors {
-            len: self.tensors.len(),
-            tensor: &|at| self.stored(at),
-            find: &|name| by_name.get(name).copied(),
-            contents: &|at| wanted.contains(&at).then_some(&self.tensors[at].data[..]),
-        };
+        let mut tensors = FileTensors { file: self, by_name: named.collect(), wanted: Vec::new() };
+        tensors.wanted = wanted(&tensors).unwrap();
         recognise_weights(&tensors, config)
     }
 
@@ -47,13 +61,12 @@ impl File {
     /// The elements of `range`, from the bytes that are needed for `held`.
     pub fn decode(&self, weight: &QuantizedWeight, held: &Range<u64>, range: &Range<u64>) -> Vec<f32> {
         let decoder = self.decoder(weight);
-        let gathered = GatheredParts::new(&decoder, held.clone(), |part, offset, bytes| {
+        let gathered = GatheredParts::new(held.clone(), decoder.needs(held), |part, offset, bytes| {
             let data = &self.tensors[weight.parts()[part as usize].unwrap()].data;
             bytes.copy_from_slice(&data[offset as usize..offset as usize + bytes.len()]);
             Ok::<_, ()>(())
         });
         let gathered = gathered.unwrap();
-        assert!(gathered.covers(range));
         let mut out: Vec<F32> = vec![[0xaa; 4]; (range.end - range.start) as usize];
         gathered.decode(&decoder, range, DecodedOutput::F32(&mut out)).unwrap();
         out.into_iter().map(f32::from_le_bytes).collect()

@@ -151,6 +151,7 @@ fn config(dir: &Path, port: u16, other: u16, tls: u16) -> String {
         }}
         location /down/ {{ return 503; }}
         location /drop/ {{ return 444; }}
+        location /drip/ {{ limit_rate_after 1k; limit_rate 100; alias {dir}/www/; }}
         location /echo/ {{ add_header X-Error-Message "you sent $http_authorization" always; return 403; }}
         location /nohead/ {{ if ($request_method = HEAD) {{ return 403; }} alias {dir}/www/; }}
         location /gone/ {{ return 410; }}

@@ -34,7 +34,7 @@ async fn opens_the_url_of_its_environment() {
     println!("DEBUG {client:?}");
     match open(&client, &url, 100).await {
         Ok((_, head)) => println!("RESULT {}", String::from_utf8_lossy(&head)),
-        Err(error) => println!("RESULT {:?}: {error}", error.kind()),
+        Err(error) => println!("RESULT {:?}: {error}", error.kind),
     }
 }
 

@@ -25,19 +25,20 @@ async fn reads_a_tree(server: &mut Python, client: &TransportClient, scheme: &st
     put(server, "llama/sub/a b+%ü.gguf", b"odd");
     put(server, "llama-2/x.gguf", b"other");
     let tree = resolve(client, &format!("{scheme}://models/llama")).await.unwrap();
-    let listed: Vec<_> = tree.files().iter().map(|file| (file.path.as_str(), file.len.unwrap())).collect();
+    let listed: Vec<_> =
+        tree.files.iter().map(|(path, object)| (path.as_str(), object.as_ref().unwrap().len)).collect();
     assert_eq!(listed, [("model.safetensors", 300_000), ("sub/a b+%ü.gguf", 3)]);
-    let object = tree.file("model.safetensors").unwrap().object.clone().unwrap();
+    let object = tree.object("model.safetensors").unwrap().clone();
     assert_eq!(object.certainty(), ChangeCertainty::Exact);
-    let place = tree.folder().join("model.safetensors").unwrap();
-    assert_eq!(client.identity(&place).unwrap(), object.identity());
+    let place = tree.folder.join("model.safetensors").unwrap();
+    assert_eq!(client.identity(&place).unwrap(), object.version.identity);
     for range in [0..1, 1000..200_000, 0..300_000] {
         assert!(fetch(client, &object, range.clone()).await.unwrap() == big[range.start as usize..range.end as usize]);
     }
-    let (_, head) = client.probe(&tree, "sub/a b+%ü.gguf", 100).await.unwrap();
+    let (_, head) = probe(client, &tree, "sub/a b+%ü.gguf", 100).await.unwrap();
     assert_eq!(head, b"odd");
     let tree = resolve(client, &format!("{scheme}://models/llama/model.safetensors")).await.unwrap();
-    let (_, head) = client.probe(&tree, "sub/a b+%ü.gguf", 2).await.unwrap();
+    let (_, head) = probe(client, &tree, "sub/a b+%ü.gguf", 2).await.unwrap();
     assert_eq!(head, b"od");
     failure(resolve(client, &format!("{scheme}://models/nothing")).await, ErrorKind::Missing, &[]);
 }
@@ -53,7 +54,7 @@ async fn google_cloud_storage_is_read() {
     // The pinned generation, if the emulator still has it.
     match fetch(&client, &object, 100..200).await {
         Ok(bytes) => assert_eq!(bytes, content(5000, 1)[100..200]),
-        Err(error) => assert_eq!(error.kind(), ErrorKind::Changed),
+        Err(error) => assert_eq!(error.kind, ErrorKind::Changed),
     }
 }
 
@@ -74,7 +75,7 @@ async fn azure_is_read_with_a_shared_key_or_signature() {
     put(&mut server, "m", &content(5000, 2));
     failure(fetch(&reader, &object, 100..200).await, ErrorKind::Changed, &[&key]);
 
-    shows_no(&format!("{reader:?} {object:?} {} {}", object.identity(), object.validator()), &[&key]);
+    shows_no(&format!("{reader:?} {object:?} {} {}", object.version.identity, object.version.validator), &[&key]);
     let wrong = "V1JPTkctS0VZLVdST05HLUtFWQ==";
     let mut variables = variables.clone();
     variables[1].1 = wrong;
@@ -87,7 +88,7 @@ async fn azure_is_read_with_a_shared_key_or_signature() {
     let (object, head) = open(&reader, "az://models/m", 10).await.unwrap();
     assert_eq!(head, content(5000, 2)[..10]);
     assert_eq!(fetch(&reader, &object, 100..200).await.unwrap(), content(5000, 2)[100..200]);
-    shows_no(&format!("{reader:?} {object:?} {} {}", object.identity(), object.validator()), &[signature]);
+    shows_no(&format!("{reader:?} {object:?} {} {}", object.version.identity, object.version.validator), &[signature]);
     let cut = sas.replace(signature, "sig=V1JPTkc%3D");
     variables[1].1 = &cut;
     failure(resolve(&client(&variables), "az://models/m").await, ErrorKind::Forbidden, &[&key, "V1JPTkc"]);
@@ -153,7 +154,7 @@ async fn azure_identities_get_a_token_for_the_store_alone() {
         failure(resolve(&refused, "az://models/m").await, kind, &secrets);
         assert!(read.try_recv().is_err(), "the store is not asked without a token");
         let given = client(gives);
-        assert_eq!(resolve(&given, "az://models/m").await.unwrap().file("m").unwrap().len, Some(100));
+        assert_eq!(resolve(&given, "az://models/m").await.unwrap().object("m").unwrap().len, 100);
         let (asked, read) = (asked.recv().unwrap(), read.recv().unwrap());
         for text in expected {
             assert!(asked.contains(text), "{text} in {asked}");
@@ -192,7 +193,7 @@ async fn service_account_of_google_signs_its_token() {
         let (store, read) = in_turn(&[HEAD], Then::Close);
         let client = client(&[("GOOGLE_BASE_URL", &format!("http://{store}")), (name, value)]);
         let found = resolve(&client, "gs://models/m").await;
-        assert_eq!(found.unwrap().file("m").unwrap().len, Some(100), "{name}");
+        assert_eq!(found.unwrap().object("m").unwrap().len, 100, "{name}");
         let read = read.recv().unwrap();
         let token = read.lines().find_map(|line| line.strip_prefix("authorization: Bearer ")).unwrap();
         let (signed, signature) = token.rsplit_once('.').unwrap();

@@ -1,8 +1,9 @@
 //! IQ types: groups of four or eight magnitudes from a codebook, with signs, or 4-bit codes of unequal steps.
 
 use super::grids;
-use super::packed::{F32, field, half, negate, scaled_packed, signs};
+use super::packed::{field, half, negate, scaled_packed, signs};
 use super::small::lookup;
+use crate::codec::F32;
 
 /// 2.06 bits: groups of eight of 256, signs of 7 bits.
 #[inline(always)]
@@ -54,7 +55,7 @@ pub fn iq3_xxs(block: &[u8; 98], out: &mut [F32; 256]) {
         let scale = d * (0.5 + (rest >> 28) as f32) * 0.5;
         let (pairs, _) = codes.as_chunks::<2>();
         for (group, (pair, out)) in pairs.iter().zip(part.as_chunks_mut::<8>().0).enumerate() {
-            let [first, second] = pair.map(|code| u64::from(grids::IQ3_XXS[usize::from(code)]));
+            let [first, second] = pair.map(|code| grids::IQ3_XXS[usize::from(code)]);
             scaled_packed(negate(first | second << 32, signs(rest >> (7 * group))), scale, out);
         }
     }
@@ -67,10 +68,10 @@ pub fn iq3_s(block: &[u8; 110], out: &mut [F32; 256]) {
     let (groups, _) = out.as_chunks_mut::<8>();
     for (at, out) in groups.iter_mut().enumerate() {
         let high = usize::from(block[66 + at / 4] >> (at % 4 * 2) & 3);
-        let code = |at: usize, high: usize| u64::from(grids::IQ3_S[usize::from(block[2 + at]) | high << 8]);
-        let integers = code(2 * at, high & 1) | code(2 * at + 1, high >> 1) << 32;
+        let [first, second] = [(2 * at, high & 1), (2 * at + 1, high >> 1)]
+            .map(|(at, high)| grids::IQ3_S[usize::from(block[2 + at]) | high << 8]);
         let scale = d * (1.0 + 2.0 * nibble(&block[106..], at / 4));
-        scaled_packed(negate(integers, block[74 + at]), scale, out);
+        scaled_packed(negate(first | second << 32, block[74 + at]), scale, out);
     }
 }
 

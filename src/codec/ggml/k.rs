@@ -1,6 +1,7 @@
 //! K types: blocks of 256 elements, in parts of 16 or 32 with a scale each.
 
-use super::packed::{F32, each_block, field, half, products};
+use super::packed::{each_block, field, half, products};
+use crate::codec::F32;
 
 /// 2-bit integers; scales and minimums of 4 bits.
 #[inline(always)]

@@ -3,7 +3,8 @@
 //! Blocks with integers of less than 8 bits are decoded eight at a time: first all integers are unpacked, then they are
 //! multiplied. The compiler vectorises loops of that length.
 
-use super::packed::{BITS, F32, each_block, field, half, nibbles};
+use super::packed::{BITS, each_block, field, half, nibbles};
+use crate::codec::F32;
 
 /// Blocks that are decoded at a time.
 const BATCH: usize = 8;

@@ -1,9 +1,7 @@
-//! What the decoders of blocks share: fields of a block, packed integers, and tables that unpack several at a time.
+//! The tools of all decoders of blocks: fields of a block, packed integers, and tables that unpack several at a time.
 
+use crate::codec::F32;
 use crate::codec::elements::widen_f16;
-
-/// A float32 in little-endian order.
-pub type F32 = [u8; 4];
 
 /// Decodes each `IN` bytes to `OUT` elements with `decode`. Fewer bytes at the end are decoded as if zeros followed.
 #[inline(always)]
@@ -33,7 +31,6 @@ pub fn field<const N: usize>(block: &[u8], at: usize) -> [u8; N] {
     bytes
 }
 
-/// The half-precision number at `at`.
 #[inline(always)]
 pub fn half(block: &[u8], at: usize) -> f32 {
     widen_f16(u16::from_le_bytes(field(block, at)))
@@ -49,7 +46,6 @@ pub fn nibbles(bytes: [u8; 16], integers: &mut [u8; 32]) {
     }
 }
 
-/// Decodes each byte to one element.
 #[inline(always)]
 pub fn each_block(bytes: &[u8], out: &mut [F32], value: impl Fn(u8) -> f32) {
     for (byte, out) in bytes.iter().zip(out) {
@@ -57,37 +53,18 @@ pub fn each_block(bytes: &[u8], out: &mut [F32], value: impl Fn(u8) -> f32) {
     }
 }
 
-/// Eight 8-bit integers, the first one in the lowest byte.
+/// Up to eight 8-bit integers, the first one in the lowest byte.
 pub type Eights<const N: usize> = [u64; N];
 
-/// Four 8-bit integers, the first one in the lowest byte.
-pub type Fours<const N: usize> = [u32; N];
-
-/// Expands codes of two bits to the `values` that they stand for.
-pub const fn eights<const N: usize>(values: &[i8], codes: &[u16; N]) -> Eights<N> {
+/// Expands codes of `bits` bits, of which there are `count` in each number, to the `values` that they stand for.
+pub const fn expand<const N: usize>(values: &[i8], bits: usize, count: usize, codes: &[u16; N]) -> Eights<N> {
     let mut expanded = [0; N];
     let mut at = 0;
     while at < N {
         let mut element = 0;
-        while element < 8 {
-            let value = values[(codes[at] >> (2 * element) & 3) as usize] as u8;
+        while element < count {
+            let value = values[(codes[at] >> (bits * element) & ((1 << bits) - 1)) as usize] as u8;
             expanded[at] |= (value as u64) << (8 * element);
-            element += 1;
-        }
-        at += 1;
-    }
-    expanded
-}
-
-/// Expands codes of three bits to the `values` that they stand for.
-pub const fn fours<const N: usize>(values: &[i8], codes: &[u16; N]) -> Fours<N> {
-    let mut expanded = [0; N];
-    let mut at = 0;
-    while at < N {
-        let mut element = 0;
-        while element < 4 {
-            let value = values[(codes[at] >> (3 * element) & 7) as usize] as u8;
-            expanded[at] |= (value as u32) << (8 * element);
             element += 1;
         }
         at += 1;

@@ -1,6 +1,7 @@
 //! Binary and ternary types, and four-bit floating point with scales per block.
 
-use super::packed::{BITS, F32, each_block, field, half};
+use super::packed::{BITS, each_block, field, half};
+use crate::codec::F32;
 
 /// One bit for each element: the scale if it is set, otherwise the negative scale.
 #[inline(always)]

@@ -10,7 +10,6 @@ use super::numbers::CodeDecoder;
 use super::{Bf16, F32, fp8};
 use crate::codec::bf16;
 use crate::codec::elements::{E4M3, E8M0, widen_f16};
-use std::fmt;
 use std::ops::Range;
 
 /// A decoder for a layout that has been checked against the sizes of the parts.
@@ -20,34 +19,30 @@ pub struct LayoutDecoder {
 }
 
 /// The slices that were given to a decoder do not have the sizes that the range needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("quantized tensor: {}", self.fault())]
 pub struct SizeMismatch {
     /// The part whose size is wrong; `None` for the output or the range.
     pub part: Option<QuantizedPart>,
 }
 
-impl fmt::Display for SizeMismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl SizeMismatch {
+    fn fault(&self) -> String {
         match self.part {
-            Some(part) => write!(f, "quantized tensor: {}: the number of bytes is wrong", part.name()),
-            None => f.write_str("quantized tensor: the range or the size of the output is wrong"),
+            Some(part) => format!("{}: the number of bytes is wrong", part.name()),
+            None => "the range or the size of the output is wrong".to_owned(),
         }
     }
 }
 
-impl std::error::Error for SizeMismatch {}
-
-/// The output of decoded elements.
 #[derive(Debug)]
 pub enum DecodedOutput<'o> {
-    /// As float32.
     F32(&'o mut [F32]),
     /// As bfloat16, rounded from float32 to nearest, ties to even.
     Bf16(&'o mut [Bf16]),
 }
 
 impl DecodedOutput<'_> {
-    /// Number of elements.
     fn len(&self) -> usize {
         match self {
             Self::F32(out) => out.len(),
@@ -55,7 +50,6 @@ impl DecodedOutput<'_> {
         }
     }
 
-    /// A part of it.
     fn part(&mut self, range: Range<usize>) -> DecodedOutput<'_> {
         match self {
             Self::F32(out) => DecodedOutput::F32(&mut out[range]),
@@ -80,7 +74,6 @@ impl LayoutDecoder {
         Ok(Self { layout })
     }
 
-    /// The layout.
     pub fn layout(&self) -> &QuantizedLayout {
         &self.layout
     }
@@ -99,11 +92,22 @@ impl LayoutDecoder {
         range: &Range<u64>,
         out: DecodedOutput,
     ) -> Result<(), SizeMismatch> {
+        self.decode_needed(held, self.needs(held), parts, range, out)
+    }
+
+    /// As [`LayoutDecoder::decode`]. `needs` are the runs that `held` needs.
+    pub(super) fn decode_needed(
+        &self,
+        held: &Range<u64>,
+        needs: Parts<ByteRuns>,
+        parts: &Parts<&[u8]>,
+        range: &Range<u64>,
+        out: DecodedOutput,
+    ) -> Result<(), SizeMismatch> {
         let is_inside = held.start <= range.start && range.end <= held.end && held.end <= self.layout.elements();
         if range.start > range.end || !is_inside || out.len() as u64 != range.end - range.start {
             return Err(SizeMismatch { part: None });
         }
-        let needs = self.needs(held);
         for ((part, needs), bytes) in QuantizedPart::ALL.into_iter().zip(&needs).zip(parts) {
             if needs.bytes() != bytes.len() as u64 {
                 return Err(SizeMismatch { part: Some(part) });
@@ -134,13 +138,10 @@ struct DecodePass<'p> {
     row: Option<u64>,
 }
 
-/// Rows of a transposed matrix, copied.
 #[derive(Default)]
 struct CopiedRows {
     rows: Range<u64>,
-    /// The words of each row.
     words: Range<u64>,
-    /// Distance of the rows in bytes.
     row_bytes: usize,
     bytes: Vec<u8>,
 }
@@ -155,9 +156,8 @@ impl<'p> DecodePass<'p> {
         let codes = CodeDecoder::new(layout.packing, layout.number, parts[QuantizedPart::Map as usize]);
         let mut groups = layout.group_index.then(|| parts[QuantizedPart::GroupIndex as usize].as_chunks::<4>().0);
         if let (Some(index), ScaleGrid::Blocks { block, .. }) = (groups, layout.grid) {
-            let expected = |column: usize| (column as u64 / block[1]) as u32;
-            let is_in_order =
-                index.iter().enumerate().all(|(column, group)| u32::from_le_bytes(*group) == expected(column));
+            let mut columns = (0..).zip(index);
+            let is_in_order = columns.all(|(column, group)| u64::from(u32::from_le_bytes(*group)) == column / block[1]);
             // compressed-tensors ignores an index that has -1.
             if is_in_order || index.contains(&(-1i32).to_le_bytes()) {
                 groups = None;
@@ -190,10 +190,7 @@ impl<'p> DecodePass<'p> {
     }
 
     fn decode_row(&mut self, row: u64, cols: Range<u64>, mut out: DecodedOutput) {
-        let width = match self.layout.grid {
-            ScaleGrid::Blocks { block, .. } => block[1],
-            ScaleGrid::Tiled { block, .. } => block,
-        };
+        let [_, width] = self.layout.grid.block();
         if self.groups.is_some() {
             self.index_operands(row);
         }
@@ -220,7 +217,10 @@ impl<'p> DecodePass<'p> {
         }
     }
 
-    /// Whether the elements are E4M3 codes times scales.
+    fn stored(&self, part: QuantizedPart) -> (&'p [u8], ByteRuns) {
+        (self.parts[part as usize], self.needs[part as usize])
+    }
+
     fn is_fp8(&self) -> bool {
         let QuantizedLayout { packing, number, formula, zeros, .. } = *self.layout;
         let is_plain = (formula, zeros) == (DequantizeFormula::Scale, ZeroPoints::None) && self.groups.is_none();
@@ -255,14 +255,9 @@ impl<'p> DecodePass<'p> {
 
     /// The bytes with the codes of some columns of a row that is not transposed.
     fn bytes(&self, row: u64, cols: &Range<u64>) -> &'p [u8] {
-        let (values, runs) = (self.parts[QuantizedPart::Values as usize], &self.needs[QuantizedPart::Values as usize]);
+        let (values, runs) = self.stored(QuantizedPart::Values);
         let (codes, bytes) = self.layout.packing.unit();
-        let row_bytes = match self.layout.packing {
-            CodePacking::Stream { row_bytes, .. }
-            | CodePacking::Words { row_bytes, .. }
-            | CodePacking::HighFirst { row_bytes } => row_bytes,
-            CodePacking::RowPairs | CodePacking::Down { .. } | CodePacking::Across => 0,
-        };
+        let row_bytes = self.layout.packing.row_bytes();
         let start = row * row_bytes + cols.start / codes * bytes;
         let end = row * row_bytes + (cols.end.div_ceil(codes) * bytes).min(row_bytes);
         let from = runs.place(start);
@@ -272,7 +267,7 @@ impl<'p> DecodePass<'p> {
     /// Writes the numbers that the codes of some columns of a row represent.
     fn numbers(&mut self, row: u64, cols: Range<u64>, out: &mut [F32]) {
         let packing = self.layout.packing;
-        let (values, runs) = (self.parts[QuantizedPart::Values as usize], &self.needs[QuantizedPart::Values as usize]);
+        let (values, runs) = self.stored(QuantizedPart::Values);
         let (codes, bytes) = packing.unit();
         let skipped = (cols.start % codes) as usize;
         match packing {
@@ -314,7 +309,7 @@ impl<'p> DecodePass<'p> {
     /// Copies the words of some rows, from `row` on, of a matrix that is packed as [`CodePacking::Down`].
     fn copy_down(&mut self, row: u64) {
         let QuantizedLayout { rows, cols, packing, .. } = *self.layout;
-        let (values, runs) = (self.parts[QuantizedPart::Values as usize], &self.needs[QuantizedPart::Values as usize]);
+        let (values, runs) = self.stored(QuantizedPart::Values);
         let words = packing.words(&self.touched(), cols);
         let end = ((self.range.end - 1) / cols + 1).min((row / ROWS_AT_ONCE + 1) * ROWS_AT_ONCE);
         // Without the additional bytes, rows at distances of a power of two would compete for the same cache sets.
@@ -330,7 +325,7 @@ impl<'p> DecodePass<'p> {
 
     /// Copies the words that contain `row` of a matrix that is packed as [`CodePacking::Across`].
     fn copy_across(&mut self, row: u64) {
-        let (values, runs) = (self.parts[QuantizedPart::Values as usize], &self.needs[QuantizedPart::Values as usize]);
+        let (values, runs) = self.stored(QuantizedPart::Values);
         let cols = self.touched();
         let from = runs.place((cols.start * (self.layout.rows / 8) + row / 8) * 4);
         self.copied.bytes.resize((cols.end - cols.start) as usize * 4, 0);
@@ -341,7 +336,6 @@ impl<'p> DecodePass<'p> {
         (self.copied.rows, self.copied.words) = (row / 8 * 8..row / 8 * 8 + 8, cols);
     }
 
-    /// Computes the operands of all groups of a row.
     fn index_operands(&mut self, row: u64) {
         if let ScaleGrid::Blocks { groups, .. } = self.layout.grid
             && self.row != Some(row)
@@ -361,8 +355,7 @@ impl<'p> DecodePass<'p> {
         match self.layout.grid {
             ScaleGrid::Blocks { .. } => self.scales(scales, operands),
             ScaleGrid::Tiled { groups, .. } => {
-                let (scales, runs) =
-                    (self.parts[QuantizedPart::Scales as usize], &self.needs[QuantizedPart::Scales as usize]);
+                let (scales, runs) = self.stored(QuantizedPart::Scales);
                 let table = if scale == ScaleType::E8M0 { &E8M0 } else { &E4M3 };
                 for (group, operands) in (group..).zip(&mut *operands) {
                     let tile = below / 128 * (groups / 4) + group / 4;
@@ -371,20 +364,15 @@ impl<'p> DecodePass<'p> {
                 }
             }
         }
-        let global = |each: bool| {
-            let at = self.needs[QuantizedPart::Global as usize].place(if each { matrix * 4 } else { 0 });
-            self.parts[QuantizedPart::Global as usize][at..]
-                .first_chunk()
-                .map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes))
-        };
+        let (globals, runs) = self.stored(QuantizedPart::Global);
         match self.layout.global {
             GlobalScale::None => {}
             GlobalScale::Times { each } => {
-                let global = global(each);
+                let global = float_at(globals, runs.place(if each { matrix * 4 } else { 0 }));
                 operands.iter_mut().for_each(|operands| operands.scale *= global);
             }
             GlobalScale::Over { each } => {
-                let global = global(each);
+                let global = float_at(globals, runs.place(if each { matrix * 4 } else { 0 }));
                 operands.iter_mut().for_each(|operands| operands.scale /= global);
             }
         }
@@ -405,10 +393,10 @@ impl<'p> DecodePass<'p> {
         };
         // The distance of the groups of a row can be any number if there is only one.
         let beside = if groups > 1 { beside } else { 1 };
-        let runs = &self.needs[part as usize];
+        let (bytes, runs) = self.stored(part);
         let index = matrix * matrices + row / block[0] * down + group * beside;
         let step = if runs.count > 1 { runs.step() } else { (beside * width) as usize };
-        (&self.parts[part as usize][runs.place(index * width)..], step, index)
+        (&bytes[runs.place(index * width)..], step, index)
     }
 
     fn scales(&self, (bytes, step, index): (&[u8], usize, u64), operands: &mut [GroupOperands]) {
@@ -417,21 +405,17 @@ impl<'p> DecodePass<'p> {
             widen(self.layout.scale, bytes, step, |at, value| operands[at].scale = value, count);
             return;
         };
-        let float = |part: QuantizedPart, at: u64| {
-            let at = self.needs[part as usize].place(at * 4);
-            let bytes = self.parts[part as usize][at..].first_chunk().copied();
-            f32::from_le_bytes(bytes.unwrap_or_default())
-        };
+        let (nested, runs) = self.stored(QuantizedPart::NestedScales);
+        let (map, _) = self.stored(QuantizedPart::NestedMap);
         let step = step.max(1);
         for (at, operands) in operands.iter_mut().enumerate() {
-            let code = bytes[at * step];
-            let scale = float(QuantizedPart::NestedScales, (index + (at * step) as u64) / block);
-            operands.scale = float(QuantizedPart::NestedMap, u64::from(code)) * scale + offset;
+            let scale = float_at(nested, runs.place((index + (at * step) as u64) / block * 4));
+            operands.scale = float_at(map, usize::from(bytes[at * step]) * 4) * scale + offset;
         }
     }
 
     fn zeros(&self, matrix: u64, row: u64, group: u64, operands: &mut [GroupOperands]) {
-        let (zeros, runs) = (self.parts[QuantizedPart::Zeros as usize], &self.needs[QuantizedPart::Zeros as usize]);
+        let (zeros, runs) = self.stored(QuantizedPart::Zeros);
         match self.layout.zeros {
             ZeroPoints::None => {}
             ZeroPoints::Bytes => {
@@ -447,17 +431,25 @@ impl<'p> DecodePass<'p> {
                 let step = if runs.count > 1 { runs.step() } else { across as usize * 4 };
                 let next = along as usize * 4;
                 let crosses = shift + u64::from(bits) > 32;
-                let read = |at: usize| zeros[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
                 for (at, operands) in operands.iter_mut().enumerate() {
                     let at = from + at * step;
-                    let high = if crosses { read(at + next) } else { 0 };
-                    let field = ((u64::from(high) << 32 | u64::from(read(at))) >> shift) as u32;
+                    let high = if crosses { word_at(zeros, at + next) } else { 0 };
+                    let field = ((u64::from(high) << 32 | u64::from(word_at(zeros, at))) >> shift) as u32;
                     let zero = field.wrapping_add(add) & ((1 << bits) - 1);
                     operands.other = zero as f32 - offset as f32;
                 }
             }
         }
     }
+}
+
+/// The word at `at`, which is there.
+fn word_at(bytes: &[u8], at: usize) -> u32 {
+    bytes[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes))
+}
+
+fn float_at(bytes: &[u8], at: usize) -> f32 {
+    f32::from_bits(word_at(bytes, at))
 }
 
 /// Writes the words of each slice to consecutive rows.

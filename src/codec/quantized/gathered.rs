@@ -10,43 +10,36 @@ use std::ops::Range;
 #[derive(Debug, Clone, Default)]
 pub struct GatheredParts {
     held: Range<u64>,
+    needs: Parts<ByteRuns>,
     parts: Parts<Vec<u8>>,
 }
 
 /// Runs are read together with the bytes between them if their distance is at most this multiple of their length.
 const READ_FACTOR: u64 = 4;
 
-/// Maximum number of bytes that are read together.
 const READ_MAX: u64 = 1 << 20;
 
 impl GatheredParts {
-    /// Reads what `held` needs. `read` reads the bytes at an offset of a part, and fills the slice.
+    /// Reads what `held` needs, as [`LayoutDecoder::needs`] returns it. `read` fills a slice with the bytes at an
+    /// offset of a part.
     pub fn new<E>(
-        decoder: &LayoutDecoder,
         held: Range<u64>,
+        needs: Parts<ByteRuns>,
         mut read: impl FnMut(QuantizedPart, u64, &mut [u8]) -> Result<(), E>,
     ) -> Result<Self, E> {
-        let needs = decoder.needs(&held);
         let mut parts: Parts<Vec<u8>> = Parts::default();
         for ((part, runs), bytes) in QuantizedPart::ALL.into_iter().zip(needs).zip(&mut parts) {
             gather(runs, bytes, |offset, bytes| read(part, offset, bytes))?;
         }
-        Ok(Self { held, parts })
+        Ok(Self { held, needs, parts })
     }
 
-    /// Whether the elements of `range` can be decoded.
-    pub fn covers(&self, range: &Range<u64>) -> bool {
-        self.held.start <= range.start && range.end <= self.held.end
-    }
-
-    /// Size of the bytes that are kept.
     pub fn bytes(&self) -> usize {
         self.parts.iter().map(Vec::len).sum()
     }
 
-    /// Decodes the elements of `range`.
     pub fn decode(&self, decoder: &LayoutDecoder, range: &Range<u64>, out: DecodedOutput) -> Result<(), SizeMismatch> {
-        decoder.decode(&self.held, &self.parts.each_ref().map(Vec::as_slice), range, out)
+        decoder.decode_needed(&self.held, self.needs, &self.parts.each_ref().map(Vec::as_slice), range, out)
     }
 }
 

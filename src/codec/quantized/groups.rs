@@ -3,10 +3,9 @@
 use super::F32;
 use super::layout::DequantizeFormula;
 
-/// What the numbers of a group are combined with.
+/// The operands that the numbers of a group are combined with.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct GroupOperands {
-    /// The scale.
     pub scale: f32,
     /// The bias or the zero point.
     pub other: f32,
@@ -77,28 +76,22 @@ fn by_index(
     }
 }
 
-vectorised! {
-    fn scale(out: &mut [F32], first: usize, width: usize, operands: &[GroupOperands]) {
-        each_group(out, first, width, operands, |value, operands| value * operands.scale);
-    }
+/// Defines functions that combine each number with the operands of its group.
+macro_rules! formulas {
+    ($($name:ident = $combine:expr;)*) => {$(
+        vectorised! {
+            fn $name(out: &mut [F32], first: usize, width: usize, operands: &[GroupOperands]) {
+                each_group(out, first, width, operands, $combine);
+            }
+        }
+    )*};
 }
 
-vectorised! {
-    fn shift_and_scale(out: &mut [F32], first: usize, width: usize, operands: &[GroupOperands]) {
-        each_group(out, first, width, operands, |value, operands| (value - operands.other) * operands.scale);
-    }
-}
-
-vectorised! {
-    fn divide(out: &mut [F32], first: usize, width: usize, operands: &[GroupOperands]) {
-        each_group(out, first, width, operands, |value, operands| value / operands.scale);
-    }
-}
-
-vectorised! {
-    fn scale_and_add(out: &mut [F32], first: usize, width: usize, operands: &[GroupOperands]) {
-        each_group(out, first, width, operands, |value, operands| value * operands.scale + operands.other);
-    }
+formulas! {
+    scale = |value, operands| value * operands.scale;
+    shift_and_scale = |value, operands| (value - operands.other) * operands.scale;
+    divide = |value, operands| value / operands.scale;
+    scale_and_add = |value, operands| value * operands.scale + operands.other;
 }
 
 vectorised! {

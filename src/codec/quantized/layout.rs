@@ -1,59 +1,44 @@
 //! The layout of a quantized matrix: which numbers are stored where, and how they are combined. Does not decode.
 
-/// A stored tensor that the values are computed from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QuantizedPart {
-    /// The codes.
-    Values,
-    /// A scale for each group of codes.
-    Scales,
-    /// A zero point for each group of codes.
-    Zeros,
-    /// A number that is added to each group.
-    Biases,
-    /// The group of each column (GPTQ, "act-order").
-    GroupIndex,
-    /// A scale of the scales.
-    Global,
-    /// The value of each code.
-    Map,
-    /// The scales of quantized scales.
-    NestedScales,
-    /// The value of each code of quantized scales.
-    NestedMap,
+/// Defines the parts with their names for users.
+macro_rules! quantized_parts {
+    ($($(#[$doc:meta])* $part:ident $name:literal;)*) => {
+        /// A stored tensor that the values are computed from.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum QuantizedPart {
+            $($(#[$doc])* $part,)*
+        }
+
+        impl QuantizedPart {
+            pub const COUNT: usize = Self::ALL.len();
+
+            /// All parts, in the order of [`Parts`].
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$part),*];
+
+            pub fn name(self) -> &'static str {
+                [$($name),*][self as usize]
+            }
+        }
+    };
 }
 
-impl QuantizedPart {
-    /// Number of parts.
-    pub const COUNT: usize = 9;
-
-    /// All parts, in the order of [`Parts`].
-    pub const ALL: [Self; Self::COUNT] = [
-        Self::Values,
-        Self::Scales,
-        Self::Zeros,
-        Self::Biases,
-        Self::GroupIndex,
-        Self::Global,
-        Self::Map,
-        Self::NestedScales,
-        Self::NestedMap,
-    ];
-
-    /// The name for users.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Values => "codes",
-            Self::Scales => "scales",
-            Self::Zeros => "zero points",
-            Self::Biases => "biases",
-            Self::GroupIndex => "group index",
-            Self::Global => "global scale",
-            Self::Map => "map",
-            Self::NestedScales => "nested scales",
-            Self::NestedMap => "nested map",
-        }
-    }
+quantized_parts! {
+    Values "codes";
+    /// A scale for each group of codes.
+    Scales "scales";
+    /// A zero point for each group of codes.
+    Zeros "zero points";
+    /// A number that is added to each group.
+    Biases "biases";
+    /// The group of each column (GPTQ, "act-order").
+    GroupIndex "group index";
+    /// A scale of the scales.
+    Global "global scale";
+    /// The value of each code.
+    Map "map";
+    NestedScales "nested scales";
+    /// The value of each code of quantized scales.
+    NestedMap "nested map";
 }
 
 /// An item for each part, indexed by the part.
@@ -64,29 +49,21 @@ pub type Parts<T> = [T; QuantizedPart::COUNT];
 /// An element is computed from its code, the scale of its group, and the other parts, by [`QuantizedLayout::formula`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QuantizedLayout {
-    /// Number of matrices.
     pub batch: u64,
-    /// Rows of a matrix.
     pub rows: u64,
-    /// Columns of a matrix.
     pub cols: u64,
-    /// The place of the codes.
     pub packing: CodePacking,
-    /// The number that a code represents.
     pub number: CodeNumber,
     /// The place of the scale of an element. Biases are stored at the same indices.
     pub grid: ScaleGrid,
-    /// The type of the scales.
     pub scale: ScaleType,
     /// The type of the biases; only used by [`DequantizeFormula::ScaleThenAdd`].
     pub bias: ScaleType,
     /// The effect of the global scale on the scales.
     pub global: GlobalScale,
-    /// The zero points.
     pub zeros: ZeroPoints,
     /// Whether there is a group index. Otherwise the columns are in the order of the groups.
     pub group_index: bool,
-    /// The combination of code and scale.
     pub formula: DequantizeFormula,
 }
 
@@ -94,43 +71,34 @@ pub struct QuantizedLayout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CodePacking {
     /// The codes of a row are a stream of bits. A row takes `row_bytes` bytes.
-    Stream {
-        /// Width of a code, from 1 to 8.
-        bits: u32,
-        /// Distance of the rows in bytes.
-        row_bytes: u64,
-    },
+    Stream { bits: u32, row_bytes: u64 },
     /// The codes of a row are in 32-bit words, as many as fit into one. The top bits may be unused.
-    Words {
-        /// Width of a code, from 1 to 8.
-        bits: u32,
-        /// Distance of the rows in bytes.
-        row_bytes: u64,
-    },
+    Words { bits: u32, row_bytes: u64 },
     /// Two codes of a row in a byte, the first one in the high bits.
-    HighFirst {
-        /// Distance of the rows in bytes.
-        row_bytes: u64,
-    },
+    HighFirst { row_bytes: u64 },
     /// Two codes of a column in a byte: an even row in the low bits, and the next row in the high bits.
     RowPairs,
     /// The matrix is transposed: the codes of a row are a stream of bits down a column of a matrix of 32-bit words.
     /// There is one matrix only.
-    Down {
-        /// Width of a code, from 1 to 8.
-        bits: u32,
-    },
+    Down { bits: u32 },
     /// The matrix is transposed: a 32-bit word has a 4-bit code of each of eight rows, in the order 0, 2, 4, 6, 1, 3,
     /// 5, 7. The words of a column are a row of the stored matrix. There is one matrix only.
     Across,
 }
 
 impl CodePacking {
-    /// Width of a code in bits.
     pub fn bits(self) -> u32 {
         match self {
             Self::Stream { bits, .. } | Self::Words { bits, .. } | Self::Down { bits } => bits,
             Self::HighFirst { .. } | Self::RowPairs | Self::Across => 4,
+        }
+    }
+
+    /// Distance of the rows in bytes; 0 if several rows share bytes.
+    pub(super) fn row_bytes(self) -> u64 {
+        match self {
+            Self::Stream { row_bytes, .. } | Self::Words { row_bytes, .. } | Self::HighFirst { row_bytes } => row_bytes,
+            Self::RowPairs | Self::Down { .. } | Self::Across => 0,
         }
     }
 
@@ -140,7 +108,6 @@ impl CodePacking {
     }
 }
 
-/// The number that a code represents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CodeNumber {
     /// A non-negative integer.
@@ -178,7 +145,6 @@ pub enum ScaleGrid {
     },
     /// The layout of cuBLAS: scales of one byte in tiles of 128 rows and 4 columns. There is one matrix only.
     Tiled {
-        /// Columns of a group.
         block: u64,
         /// Number of groups of a row, rounded up to a multiple of 4.
         groups: u64,
@@ -186,29 +152,38 @@ pub enum ScaleGrid {
 }
 
 impl ScaleGrid {
+    /// Rows and columns that share a scale.
+    pub fn block(&self) -> [u64; 2] {
+        match *self {
+            Self::Blocks { block, .. } => block,
+            Self::Tiled { block, .. } => [1, block],
+        }
+    }
+
+    /// Number of groups of a row.
+    pub fn groups(&self) -> u64 {
+        match *self {
+            Self::Blocks { groups, .. } | Self::Tiled { groups, .. } => groups,
+        }
+    }
+
     /// Whether the scales of consecutive rows are next to each other, and those of the groups of a row are not.
     pub(super) fn is_transposed(&self) -> bool {
         matches!(*self, Self::Blocks { groups, strides: [_, down, beside], .. } if groups > 1 && 0 < down && down < beside)
     }
 }
 
-/// The type of a scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ScaleType {
-    /// float32.
     F32,
-    /// IEEE 754 half precision.
     F16,
-    /// bfloat16.
     Bf16,
     /// OCP E8M0: powers of two and NaN.
     E8M0,
-    /// OCP E4M3.
     E4M3,
     /// A byte that is an index into [`QuantizedPart::NestedMap`], 256 float32 numbers. The number there is multiplied
     /// by the element of [`QuantizedPart::NestedScales`] (float32) for the block, and `offset` is added.
     Nested {
-        /// Number of scales in a block.
         block: u64,
         /// Is added to the product.
         offset: f32,
@@ -216,7 +191,6 @@ pub enum ScaleType {
 }
 
 impl ScaleType {
-    /// Size in bytes.
     pub fn bytes(self) -> u64 {
         match self {
             Self::F32 => 4,
@@ -226,10 +200,9 @@ impl ScaleType {
     }
 }
 
-/// How [`QuantizedPart::Global`], which is float32, changes each scale before it is used.
+/// The effect of [`QuantizedPart::Global`], which is float32, on each scale before it is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GlobalScale {
-    /// There is no global scale.
     None,
     /// The scale is multiplied by the global scale.
     Times {
@@ -246,7 +219,6 @@ pub enum GlobalScale {
 /// The zero points: numbers that are subtracted from the codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ZeroPoints {
-    /// There are none.
     None,
     /// A signed byte for each scale, at the same place as the scale.
     Bytes,
@@ -267,12 +239,10 @@ pub enum ZeroPoints {
     },
 }
 
-/// How the number that a code represents (minus the zero point, if there is one) and the scale are combined.
+/// The combination of the number that a code represents (minus the zero point, if there is one) and the scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum DequantizeFormula {
-    /// The number times the scale.
     Scale,
-    /// The number divided by the scale.
     Divide,
     /// The number times the scale, plus the bias.
     ScaleThenAdd,
@@ -362,16 +332,15 @@ impl QuantizedLayout {
             CodeNumber::E4M3 | CodeNumber::E5M2 | CodeNumber::E4M3Fnuz | CodeNumber::E5M2Fnuz => 8,
         };
         ensure(bits == width, "codes whose width does not fit the type of their numbers")?;
-        let row = |needed: u64, row_bytes: u64| {
-            ensure(needed <= row_bytes, "rows that overlap")?;
-            (all_rows - 1).checked_mul(row_bytes).and_then(|last| last.checked_add(row_bytes)).ok_or(TOO_LARGE)
+        let needed = match packing {
+            CodePacking::Words { .. } => cols.div_ceil(u64::from(32 / bits)).checked_mul(4).ok_or(TOO_LARGE)?,
+            _ => (cols * u64::from(bits)).div_ceil(8),
         };
         match packing {
-            CodePacking::Stream { row_bytes, .. } => row((cols * u64::from(bits)).div_ceil(8), row_bytes),
-            CodePacking::Words { row_bytes, .. } => {
-                row(cols.div_ceil(u64::from(32 / bits)).checked_mul(4).ok_or(TOO_LARGE)?, row_bytes)
+            CodePacking::Stream { .. } | CodePacking::Words { .. } | CodePacking::HighFirst { .. } => {
+                ensure(needed <= packing.row_bytes(), "rows that overlap")?;
+                all_rows.checked_mul(packing.row_bytes()).ok_or(TOO_LARGE)
             }
-            CodePacking::HighFirst { row_bytes } => row(cols.div_ceil(2), row_bytes),
             CodePacking::RowPairs => {
                 ensure(rows % 2 == 0, "pairs of an odd number of rows")?;
                 Ok(all_rows / 2 * cols)
@@ -391,7 +360,6 @@ impl QuantizedLayout {
         }
     }
 
-    /// Number of scales.
     fn required_scales(&self) -> Result<u64, &'static str> {
         match self.grid {
             ScaleGrid::Blocks { block, groups, strides: [matrix, down, beside] } => {
@@ -402,17 +370,14 @@ impl QuantizedLayout {
                 let below = self.rows.div_ceil(block[0]);
                 let is_transposed = self.grid.is_transposed();
                 ensure(!is_transposed || self.batch == 1 && down <= 1, "several transposed grids")?;
-                let last = |count: u64, stride: u64| (count - 1).checked_mul(stride);
-                let last = last(self.batch, matrix)
-                    .zip(last(below, down).zip(last(groups, beside)))
-                    .and_then(|(matrix, (down, beside))| matrix.checked_add(down)?.checked_add(beside));
+                let size = size_of_strides([(self.batch, matrix), (below, down), (groups, beside)]);
                 if !is_transposed {
                     let row = if groups > 1 { groups.saturating_mul(beside) } else { 1 };
                     ensure(below == 1 || down == 0 || down >= row, "grids whose rows overlap")?;
                 }
                 let one = if is_transposed { 0 } else { below.saturating_mul(down) };
                 ensure(self.batch == 1 || matrix == 0 || matrix >= one, "grids that overlap")?;
-                last.and_then(|last| last.checked_add(1)).ok_or(TOO_LARGE)
+                size.ok_or(TOO_LARGE)
             }
             ScaleGrid::Tiled { block, groups } => {
                 ensure(self.batch == 1 && !self.group_index, "several tiled grids")?;
@@ -439,14 +404,17 @@ impl QuantizedLayout {
                 let words = (self.rows.checked_mul(u64::from(bits)).ok_or(TOO_LARGE)?).div_ceil(32);
                 let is_dense = along == 1 && across >= words || across == 1 && along >= groups;
                 ensure(is_dense, "zero points that overlap")?;
-                let last = |count: u64, stride: u64| (count - 1).checked_mul(stride);
-                let last =
-                    last(words, along).zip(last(groups, across)).and_then(|(a, b)| a.checked_add(b)?.checked_add(1));
-                last.and_then(|words| words.checked_mul(4)).ok_or(TOO_LARGE)
+                let size = size_of_strides([(words, along), (groups, across)]);
+                size.and_then(|words| words.checked_mul(4)).ok_or(TOO_LARGE)
             }
             (_, ScaleGrid::Tiled { .. }) => Err("zero points in tiles"),
         }
     }
+}
+
+/// The number of elements up to the last one of an array with these counts and strides. No count is 0.
+fn size_of_strides<const N: usize>(dims: [(u64, u64); N]) -> Option<u64> {
+    dims.into_iter().try_fold(1, |size: u64, (count, stride)| size.checked_add((count - 1).checked_mul(stride)?))
 }
 
 const TOO_LARGE: &str = "more elements or bytes than 64 bits can count";

@@ -14,6 +14,7 @@ mod layout;
 mod needs;
 mod numbers;
 
+pub use super::F32;
 pub use decode::{DecodedOutput, LayoutDecoder, SizeMismatch};
 pub use faults::CompanionFaults;
 pub use gathered::GatheredParts;
@@ -22,9 +23,6 @@ pub use layout::{
     ScaleType, ZeroPoints,
 };
 pub use needs::ByteRuns;
-
-/// A float32 in little-endian order.
-pub type F32 = [u8; 4];
 
 /// A bfloat16 in little-endian order.
 pub type Bf16 = [u8; 2];

@@ -10,22 +10,18 @@ use std::ops::Range;
 pub struct ByteRuns {
     /// The start of the first run, in bytes from the start of the tensor.
     pub start: u64,
-    /// Length of a run in bytes.
     pub len: u64,
     /// Distance of the starts of two runs in bytes, at least `len`.
     pub stride: u64,
-    /// Number of runs.
     pub count: u64,
 }
 
 impl ByteRuns {
-    /// One run.
     pub(super) fn one(range: Range<u64>) -> Self {
         let len = range.end.saturating_sub(range.start);
         Self { start: range.start, len, stride: len, count: u64::from(len > 0) }
     }
 
-    /// Number of bytes of all runs.
     pub fn bytes(&self) -> u64 {
         self.len * self.count
     }
@@ -35,7 +31,7 @@ impl ByteRuns {
         (0..self.count).map(move |at| self.start + at * self.stride..self.start + at * self.stride + self.len)
     }
 
-    /// Where the byte at `offset` of the tensor is, if the runs are stored one after the other. It must be in a run.
+    /// The place of the byte at `offset` of the tensor, which is in a run, if the runs are stored one after the other.
     #[inline(always)]
     pub(super) fn place(&self, offset: u64) -> usize {
         let from = offset - self.start;
@@ -79,10 +75,7 @@ impl QuantizedLayout {
             return range;
         }
         let bits = u64::from(self.packing.bits());
-        let groups = match self.grid {
-            ScaleGrid::Blocks { groups, .. } | ScaleGrid::Tiled { groups, .. } => groups,
-        };
-        let row_bytes = (self.cols * bits).div_ceil(8).max(1) + groups * (self.scale.bytes() + 1);
+        let row_bytes = (self.cols * bits).div_ceil(8).max(1) + self.grid.groups() * (self.scale.bytes() + 1);
         let rows = match self.packing {
             CodePacking::Across => STRIP * 2,
             _ => STRIP / 4,
@@ -136,13 +129,12 @@ impl QuantizedLayout {
     /// them. A range over several rows needs the scales of whole rows, and one over several matrices those of whole
     /// matrices.
     pub fn step(&self, start: u64, count: u64) -> u64 {
-        let end = |size: u64| (start / size + 1).saturating_mul(size);
         let matrix = self.rows.saturating_mul(self.cols);
         let most = start.saturating_add(count).min(self.elements());
         match () {
             () if matrix == 0 || matrix <= count => most,
-            () if self.cols <= count => most.min(end(matrix)),
-            () => most.min(end(self.cols)),
+            () if self.cols <= count => most.min(end_of(start, matrix)),
+            () => most.min(end_of(start, self.cols)),
         }
     }
 
@@ -154,10 +146,8 @@ impl QuantizedLayout {
 
     fn values(&self, span: &ElementSpan) -> ByteRuns {
         match self.packing {
-            CodePacking::Stream { row_bytes, .. }
-            | CodePacking::Words { row_bytes, .. }
-            | CodePacking::HighFirst { row_bytes } => {
-                let (codes, bytes) = self.packing.unit();
+            CodePacking::Stream { .. } | CodePacking::Words { .. } | CodePacking::HighFirst { .. } => {
+                let ((codes, bytes), row_bytes) = (self.packing.unit(), self.packing.row_bytes());
                 let start = span.first * row_bytes + span.start / codes * bytes;
                 ByteRuns::one(start..span.last * row_bytes + (span.end.div_ceil(codes) * bytes).min(row_bytes))
             }
@@ -185,8 +175,8 @@ impl QuantizedLayout {
         match self.grid {
             ScaleGrid::Blocks { block, groups, strides: [matrix, down, beside] } => {
                 let across = self.groups(span, block[1], groups);
-                let row = |row: u64| (row / self.rows, row % self.rows / block[0]);
-                let ((first_matrix, first), (last_matrix, last)) = (row(span.first), row(span.last));
+                let [(first_matrix, first), (last_matrix, last)] =
+                    [span.first, span.last].map(|row| (row / self.rows, row % self.rows / block[0]));
                 if self.grid.is_transposed() {
                     let start = across.start * beside + first * down;
                     let len = (last - first) * down + 1;
@@ -224,10 +214,14 @@ impl QuantizedLayout {
         ByteRuns::one(words.start * along * 4..((words.end - 1) * along + (groups - 1) * across + 1) * 4)
     }
 
-    /// The groups of the columns.
     fn groups(&self, span: &ElementSpan, block: u64, groups: u64) -> Range<u64> {
         if self.group_index { 0..groups } else { span.cols.start / block..span.cols.end.div_ceil(block) }
     }
+}
+
+/// The end of the part of `size` elements that has the element `at`.
+fn end_of(at: u64, size: u64) -> u64 {
+    (at / size + 1).saturating_mul(size)
 }
 
 /// The words of a stream that have the zero points of some rows. Zero points of 4 bits are in the same words if they

@@ -2,7 +2,7 @@
 
 use super::F32;
 use super::layout::{CodeNumber, CodePacking};
-use crate::codec::elements::{self, E2M1, E4M3_FNUZ, E5M2_FNUZ, widen_f16};
+use crate::codec::elements::{self, E2M1, ToF32, widen_f16};
 
 /// The numbers of two codes in a byte.
 type Pairs = [[F32; 2]; 256];
@@ -10,11 +10,10 @@ type Pairs = [[F32; 2]; 256];
 /// The numbers of all codes of at most 4 bits.
 type Table = [f32; 16];
 
-/// Decodes the codes of a row.
 #[derive(Debug)]
 pub enum CodeDecoder {
     /// 8 bits wide.
-    Bytes(fn(&[u8], &mut [F32])),
+    Bytes(ToF32),
     /// Two codes in a byte.
     Pairs(Box<Pairs>),
     /// Integers in a stream of bits.
@@ -64,8 +63,8 @@ impl CodeDecoder {
             CodePacking::Stream { bits: 8, .. } | CodePacking::Down { bits: 8 } => Self::Bytes(match number {
                 CodeNumber::E4M3 => e4m3,
                 CodeNumber::E5M2 => e5m2,
-                CodeNumber::E4M3Fnuz => e4m3_fnuz,
-                CodeNumber::E5M2Fnuz => e5m2_fnuz,
+                CodeNumber::E4M3Fnuz => elements::f8_e4m3_fnuz,
+                CodeNumber::E5M2Fnuz => elements::f8_e5m2_fnuz,
                 CodeNumber::Signed => signed,
                 CodeNumber::Offset => offset,
                 CodeNumber::Unsigned | CodeNumber::E2M1 | CodeNumber::Map => unsigned,
@@ -77,7 +76,7 @@ impl CodeDecoder {
     /// Decodes whole units of codes.
     fn decode(&self, bytes: &[u8], out: &mut [F32]) {
         match self {
-            Self::Bytes(decode) => decode(bytes, out),
+            Self::Bytes(decode) => decode(bytes, out.as_flattened_mut()),
             Self::Pairs(table) => expand(table, bytes, out),
             Self::Integers(integer) => match integer.bits {
                 1 => stream::<1>(*integer, bytes, out),
@@ -101,7 +100,7 @@ impl CodeDecoder {
         let mut unit = [[0; 4]; 32];
         if skipped > 0 {
             let head = (codes - skipped).min(out.len());
-            self.one(&bytes[..size.min(bytes.len())], &mut unit[..codes]);
+            self.one(&bytes[..size.min(bytes.len())], size, &mut unit[..codes]);
             out[..head].copy_from_slice(&unit[skipped..skipped + head]);
             (bytes, out) = (&bytes[size.min(bytes.len())..], &mut out[head..]);
         }
@@ -110,19 +109,14 @@ impl CodeDecoder {
         self.decode(&bytes[..whole * size], body);
         // At most two units are left: one that the end of the row cuts, and one that the end of the range cuts.
         for (bytes, tail) in bytes[whole * size..].chunks(size).zip(tail.chunks_mut(codes)) {
-            self.one(bytes, &mut unit[..codes]);
+            self.one(bytes, size, &mut unit[..codes]);
             tail.copy_from_slice(&unit[..tail.len()]);
         }
     }
 
-    fn one(&self, bytes: &[u8], out: &mut [F32]) {
+    /// Decodes a unit of `size` bytes, of which the last ones may be missing.
+    fn one(&self, bytes: &[u8], size: usize, out: &mut [F32]) {
         let mut padded = [0; 8];
-        let size = match self {
-            Self::Bytes(_) | Self::Pairs(_) | Self::Nibbles(_) => 1,
-            Self::Words(_) => 4,
-            Self::Integers(CodeInteger { bits: 2, .. }) => 1,
-            Self::Integers(integer) => integer.bits as usize,
-        };
         padded[..bytes.len()].copy_from_slice(bytes);
         self.decode(&padded[..size], out);
     }
@@ -151,7 +145,6 @@ impl CodeDecoder {
 
 const UNSIGNED: Table = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
 
-/// The numbers of 4-bit codes.
 fn code_table(number: CodeNumber, map: &[u8]) -> Table {
     let mut table = [0.0; 16];
     match number {
@@ -207,7 +200,6 @@ fn stream<const BITS: usize>(integer: CodeInteger, bytes: &[u8], out: &mut [F32]
     }
 }
 
-/// As many codes in a word as fit.
 fn words(integer: CodeInteger, bytes: &[u8], out: &mut [F32]) {
     let bits = integer.bits;
     for (word, codes) in bytes.as_chunks::<4>().0.iter().zip(out.chunks_mut(32 / bits as usize)) {
@@ -229,9 +221,8 @@ vectorised! {
 }
 
 vectorised! {
-    /// OCP E4M3.
-    pub fn e4m3(bytes: &[u8], out: &mut [F32]) {
-        for (code, out) in bytes.iter().zip(out) {
+    fn e4m3(bytes: &[u8], out: &mut [u8]) {
+        for (code, out) in bytes.iter().zip(out.as_chunks_mut::<4>().0) {
             *out = widen_e4m3(*code).to_le_bytes();
         }
     }
@@ -254,42 +245,28 @@ pub(super) fn widen_e4m3(code: u8) -> f32 {
 
 vectorised! {
     /// OCP E5M2, the upper half of float16.
-    fn e5m2(bytes: &[u8], out: &mut [F32]) {
-        for (code, out) in bytes.iter().zip(out) {
+    fn e5m2(bytes: &[u8], out: &mut [u8]) {
+        for (code, out) in bytes.iter().zip(out.as_chunks_mut::<4>().0) {
             *out = widen_f16(u16::from(*code) << 8).to_le_bytes();
         }
     }
 }
 
-fn e4m3_fnuz(bytes: &[u8], out: &mut [F32]) {
-    lookup(&E4M3_FNUZ, bytes, out);
-}
-
-fn e5m2_fnuz(bytes: &[u8], out: &mut [F32]) {
-    lookup(&E5M2_FNUZ, bytes, out);
-}
-
-fn lookup(table: &[f32; 256], bytes: &[u8], out: &mut [F32]) {
-    for (code, out) in bytes.iter().zip(out) {
-        *out = table[usize::from(*code)].to_le_bytes();
+vectorised! {
+    fn signed(bytes: &[u8], out: &mut [u8]) {
+        elements::i8(bytes, out);
     }
 }
 
 vectorised! {
-    fn signed(bytes: &[u8], out: &mut [F32]) {
-        elements::i8(bytes, out.as_flattened_mut());
+    fn unsigned(bytes: &[u8], out: &mut [u8]) {
+        elements::u8(bytes, out);
     }
 }
 
 vectorised! {
-    fn unsigned(bytes: &[u8], out: &mut [F32]) {
-        elements::u8(bytes, out.as_flattened_mut());
-    }
-}
-
-vectorised! {
-    fn offset(bytes: &[u8], out: &mut [F32]) {
-        for (code, out) in bytes.iter().zip(out) {
+    fn offset(bytes: &[u8], out: &mut [u8]) {
+        for (code, out) in bytes.iter().zip(out.as_chunks_mut::<4>().0) {
             *out = f32::from((*code ^ 0x80) as i8).to_le_bytes();
         }
     }

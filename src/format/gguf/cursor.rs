@@ -1,19 +1,16 @@
 //! Reads the fields of a header one after the other.
 
-use super::error::GgufError;
 use super::{LENGTH_MAX, MAX_HEADER};
+use crate::format::error::Error;
 use crate::format::input::{HeaderInput, MissingRange};
 
-/// A position in a header.
 pub struct GgufCursor<'i> {
     bytes: &'i [u8],
     at: usize,
-    /// Size of the file in bytes.
     len: u64,
 }
 
 impl<'i> GgufCursor<'i> {
-    /// The beginning of a file.
     pub fn new(input: &'i HeaderInput) -> Self {
         Self { bytes: input.prefix(), at: 0, len: input.len() }
     }
@@ -23,19 +20,20 @@ impl<'i> GgufCursor<'i> {
         Self { at: offset as usize, ..Self::new(input) }
     }
 
-    /// Offset in the file.
     pub fn offset(&self) -> u64 {
         self.at as u64
     }
 
-    /// The next `len` bytes.
-    pub fn take(&mut self, len: u64) -> Result<&'i [u8], GgufError> {
+    pub fn take(&mut self, len: u64) -> Result<&'i [u8], Error> {
         let end = self.offset().saturating_add(len);
         if end > self.len {
-            return Err(GgufError::HeaderCut { end, len: self.len });
+            return Err(Error::Cut(format!(
+                "truncated: the header goes on to byte {end} at least, but the file ends at byte {} (did a download stop?)",
+                self.len
+            )));
         }
         if end > MAX_HEADER {
-            return Err(GgufError::HeaderTooLarge { end });
+            return Err(header_too_large(end));
         }
         let taken = self.bytes.get(self.at..end as usize);
         // The request doubles each time, so that all requests together are at most four times as long as the header.
@@ -44,27 +42,36 @@ impl<'i> GgufCursor<'i> {
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], GgufError> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
         let mut array = [0; N];
         array.copy_from_slice(self.take(N as u64)?);
         Ok(array)
     }
 
-    /// The next 32-bit number.
-    pub fn u32(&mut self) -> Result<u32, GgufError> {
+    pub fn u32(&mut self) -> Result<u32, Error> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    /// The next 64-bit number.
-    pub fn u64(&mut self) -> Result<u64, GgufError> {
+    pub fn u64(&mut self) -> Result<u64, Error> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// The bytes of the next string, or its length if that exceeds the limit.
-    pub fn string(&mut self) -> Result<Result<&'i [u8], u64>, GgufError> {
-        match self.u64()? {
-            len if len > LENGTH_MAX => Ok(Err(len)),
-            len => self.take(len).map(Ok),
-        }
+    pub fn string(&mut self) -> Result<&'i [u8], Error> {
+        let len = self.u64()?;
+        check_length(len)?;
+        self.take(len)
     }
+}
+
+/// Fails if a string or an array is longer than ggml allows.
+pub fn check_length(len: u64) -> Result<(), String> {
+    match len {
+        0..=LENGTH_MAX => Ok(()),
+        _ => Err(format!("a length of {len}, and at most {LENGTH_MAX} is allowed")),
+    }
+}
+
+/// A header with a field that ends at byte `end`.
+pub fn header_too_large(end: u64) -> Error {
+    Error::Limit(format!("the header goes on to byte {end} at least, and at most {MAX_HEADER} bytes are read"))
 }

@@ -1,22 +1,25 @@
 //! Rewrites a header with other metadata. All other metadata and the descriptions of the tensors are copied byte for
 //! byte, in the same order.
 
-use super::cursor::GgufCursor;
+use super::cursor::{GgufCursor, header_too_large};
 use super::encode::{ArrayElement, encode_gguf_value};
-use super::error::GgufError;
 use super::keys;
-use super::types::{self, ARRAY};
-use super::{ALIGNMENT, ALIGNMENT_KEY, ARCHITECTURE_KEY, KEY_MAX, MAX_HEADER, METADATA_START, SPLIT_PREFIX, alignment};
-use crate::format::edit::{Assignment, EditError, MetadataEdit, NewHead};
+use super::reader::read_number;
+use super::{
+    ALIGNMENT, ALIGNMENT_KEY, ARCHITECTURE_KEY, ARRAY, KEY_MAX, MAX_HEADER, METADATA_START, SPLIT_PREFIX, alignment,
+};
+use crate::format::edit::{Assignment, MetadataEdit, NewHead};
+use crate::format::error::Error;
 use crate::format::header::Header;
 use crate::format::input::HeaderInput;
-use crate::format::metadata::{MetadataValue, ScalarType};
+use crate::format::metadata::{MetadataValue, ScalarType, json_text};
 use crate::text::quote;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Offset of the number of keys.
-const COUNT_AT: usize = 16;
+const TENSOR_COUNT_AT: u64 = 8;
+
+const KEY_COUNT_AT: usize = 16;
 
 /// Size of the length of a string, in bytes.
 const LENGTH: usize = 8;
@@ -31,14 +34,14 @@ struct GgufPair<'i> {
 ///
 /// New keys come last. As GGUF requires, the data begins at the first multiple of the alignment after the header. So
 /// the data moves, unless the padding before it can take up the change.
-pub fn edit_gguf(header: &Header, input: &HeaderInput, edit: &MetadataEdit) -> Result<NewHead, EditError> {
-    let mut pairs = Vec::with_capacity(header.pairs().len());
-    for (key, range) in header.pairs() {
-        let bytes = input.get(range.clone()).map_err(GgufError::from)?;
+pub fn edit_gguf(header: &Header, input: &HeaderInput, edit: &MetadataEdit) -> Result<NewHead, Error> {
+    let mut pairs = Vec::with_capacity(header.pairs.len());
+    for (key, range) in &header.pairs {
+        let bytes = input.get(range.clone())?;
         pairs.push(GgufPair { key: key.into(), bytes: bytes.into() });
     }
     let mut remarks = Vec::new();
-    let tensors_at = header.pairs().last().map_or(METADATA_START, |(_, range)| range.end);
+    let tensors_at = header.pairs.last().map_or(METADATA_START, |(_, range)| range.end);
     match edit {
         MetadataEdit::Set(assignments) => {
             for assignment in assignments {
@@ -56,16 +59,19 @@ pub fn edit_gguf(header: &Header, input: &HeaderInput, edit: &MetadataEdit) -> R
     }
     let new_alignment = new_alignment(&pairs).unwrap_or(alignment(header));
     if !header.is_empty() && new_alignment != alignment(header) {
-        let key = ALIGNMENT_KEY.to_owned();
-        return Err(EditError::Alignment { key, old: alignment(header), new: new_alignment });
+        let old = alignment(header);
+        return Err(Error::Refused(format!(
+            "{} cannot change from {old} to {new_alignment}: the tensors are stored at multiples of {old} bytes",
+            quote(ALIGNMENT_KEY)
+        )));
     }
     remark(header, &pairs, &mut remarks);
 
     let infos_end = infos_end(input, tensors_at)?;
-    let mut bytes = input.get(0..METADATA_START).map_err(GgufError::from)?.to_vec();
-    bytes[COUNT_AT..].copy_from_slice(&(pairs.len() as u64).to_le_bytes());
+    let mut bytes = input.get(0..METADATA_START)?.to_vec();
+    bytes[KEY_COUNT_AT..].copy_from_slice(&(pairs.len() as u64).to_le_bytes());
     pairs.iter().for_each(|pair| bytes.extend(&*pair.bytes));
-    bytes.extend(input.get(tensors_at..infos_end).map_err(GgufError::from)?);
+    bytes.extend(input.get(tensors_at..infos_end)?);
     // Files without tensors may have padding too, which is then not part of the header.
     let padded = infos_end.next_multiple_of(alignment(header));
     let is_padded = !header.is_empty() || (padded > infos_end && input.len() == padded);
@@ -73,7 +79,7 @@ pub fn edit_gguf(header: &Header, input: &HeaderInput, edit: &MetadataEdit) -> R
         // The alignment can be up to 2^31 bytes.
         let end = (bytes.len() as u64).next_multiple_of(new_alignment);
         if end > MAX_HEADER {
-            return Err(GgufError::HeaderTooLarge { end }.into());
+            return Err(header_too_large(end));
         }
         bytes.resize(end as usize, 0);
     }
@@ -87,31 +93,34 @@ fn set<'i>(
     header: &Header,
     input: &'i HeaderInput,
     assignment: &Assignment,
-) -> Result<(), EditError> {
+) -> Result<(), Error> {
     let Assignment { key, value_type, text } = assignment;
     let at = pairs.iter().position(|pair| pair.key == *key);
     if key.len() > KEY_MAX && at.is_none() {
-        return Err(EditError::LongKey { key: key.clone(), len: key.len(), most: KEY_MAX });
+        let len = key.len();
+        return Err(Error::Refused(format!(
+            "the key {} has {len} bytes, and at most {KEY_MAX} are allowed",
+            quote(key)
+        )));
     }
     let old = header.value(key);
     let value_type = value_type.or_else(|| old.map(MetadataValue::value_type)).unwrap_or_else(|| keys::value_type(key));
-    let range = header.pairs().iter().find(|(other, _)| other == key).map(|(_, range)| range);
+    let range = header.pairs.iter().find(|(other, _)| other == key).map(|(_, range)| range);
     let same_type = old.zip(range).filter(|(old, _)| old.value_type() == value_type);
     let mut bytes = (key.len() as u64).to_le_bytes().to_vec();
     bytes.extend(key.as_bytes());
     match same_type {
         // The file may have a byte other than 1 for true, or a NaN with other bits.
         Some((old, range)) if !value_type.is_array && old.bytes() == text.as_bytes() => {
-            bytes = input.get(range.clone()).map_err(GgufError::from)?.to_vec();
+            bytes = input.get(range.clone())?.to_vec();
         }
         _ => {
             let elements = match same_type.filter(|_| value_type.is_array) {
                 Some((_, range)) => elements(input, range)?,
                 None => Vec::new(),
             };
-            let key = key.clone();
             encode_gguf_value(value_type, text, &elements, &mut bytes)
-                .map_err(|(element, fault)| EditError::Value { key, value_type, element, fault })?;
+                .map_err(|fault| Error::Refused(format!("{} has the type {value_type}: {fault}", quote(key))))?;
         }
     }
     match at {
@@ -122,21 +131,17 @@ fn set<'i>(
 }
 
 /// The elements of the array whose key and value are at `range`.
-fn elements<'i>(input: &'i HeaderInput, range: &Range<u64>) -> Result<Vec<ArrayElement<'i>>, GgufError> {
+fn elements<'i>(input: &'i HeaderInput, range: &Range<u64>) -> Result<Vec<ArrayElement<'i>>, Error> {
     let mut cursor = GgufCursor::starting_at(input, range.start);
-    let string = |cursor: &mut GgufCursor<'i>| -> Result<&'i [u8], GgufError> {
-        let len = cursor.u64()?;
-        cursor.take(len)
-    };
-    string(&mut cursor)?;
+    cursor.string()?;
     let (array, kind, len) = (cursor.u32()?, cursor.u32()?, cursor.u64()?);
-    let Some((scalar, size)) = types::scalar(kind).filter(|_| array == ARRAY) else { return Ok(Vec::new()) };
+    let Some(scalar) = ScalarType::from_gguf(kind).filter(|_| array == ARRAY) else { return Ok(Vec::new()) };
     let mut elements = Vec::new();
     for _ in 0..len {
         let start = cursor.offset();
         let text = match scalar {
-            ScalarType::String => String::from_utf8_lossy(string(&mut cursor)?),
-            _ => super::reader::element(scalar, cursor.take(size)?).into(),
+            ScalarType::String => String::from_utf8_lossy(cursor.string()?),
+            _ => json_text(scalar, &read_number(scalar, cursor.take(scalar.gguf_size())?)).to_owned().into(),
         };
         let bytes = input.get(start..cursor.offset())?;
         elements.push(ArrayElement { text, bytes });
@@ -144,14 +149,11 @@ fn elements<'i>(input: &'i HeaderInput, range: &Range<u64>) -> Result<Vec<ArrayE
     Ok(elements)
 }
 
-/// The offset at which the descriptions of the tensors end.
-fn infos_end(input: &HeaderInput, tensors_at: u64) -> Result<u64, GgufError> {
-    let mut count = [0; 8];
-    count.copy_from_slice(input.get(8..COUNT_AT as u64)?);
+fn infos_end(input: &HeaderInput, tensors_at: u64) -> Result<u64, Error> {
+    let count = GgufCursor::starting_at(input, TENSOR_COUNT_AT).u64()?;
     let mut cursor = GgufCursor::starting_at(input, tensors_at);
-    for _ in 0..u64::from_le_bytes(count) {
-        let name = cursor.u64()?;
-        cursor.take(name)?;
+    for _ in 0..count {
+        cursor.string()?;
         let rank = cursor.u32()?;
         // The dimensions, the type and the offset.
         cursor.take(8 * u64::from(rank) + 4 + 8)?;
@@ -165,17 +167,16 @@ fn new_alignment(pairs: &[GgufPair]) -> Option<u64> {
     let value = pair.bytes.get(LENGTH + pair.key.len()..)?;
     let (kind, value) = value.split_first_chunk::<4>()?;
     let value = u32::from_le_bytes(value.try_into().ok()?);
-    let is_valid = u32::from_le_bytes(*kind) == types::type_number(ScalarType::U32) && value.is_power_of_two();
+    let is_valid = u32::from_le_bytes(*kind) == ScalarType::U32.gguf_number() && value.is_power_of_two();
     is_valid.then_some(value.into())
 }
 
-/// Reports changes after which programs cannot load the model.
 fn remark(header: &Header, pairs: &[GgufPair], remarks: &mut Vec<String>) {
     let bytes_of = |key: &str| pairs.iter().find(|pair| pair.key == key).map(|pair| &pair.bytes);
     if header.value(ARCHITECTURE_KEY).is_some() && bytes_of(ARCHITECTURE_KEY).is_none() {
         remarks.push(format!("without {ARCHITECTURE_KEY}, llama.cpp and other programs cannot load the model"));
     }
-    let old = header.pairs().iter().filter(|(key, _)| key.starts_with(SPLIT_PREFIX));
+    let old = header.pairs.iter().filter(|(key, _)| key.starts_with(SPLIT_PREFIX));
     for (key, _) in old.filter(|(key, _)| bytes_of(key).is_none()) {
         remarks.push(format!("without {}, programs cannot load the splits as one model", quote(key)));
     }

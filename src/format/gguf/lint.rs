@@ -1,58 +1,32 @@
 //! Findings about a GGUF file beyond the verdict of the parser.
 
-use super::{ALIGNMENT_KEY, ARCHITECTURE_KEY, SPLIT_NUMBER_KEY};
+use super::{ALIGNMENT_KEY, ARCHITECTURE_KEY, SPLIT_NUMBER_KEY, keys};
 use crate::format::header::Header;
 use crate::format::input::{HeaderInput, MissingRange};
-use crate::format::lint::{HeaderLint, LintKind};
-use crate::format::metadata::{MetadataValue, ScalarType};
+use crate::format::lint::HeaderLint;
+use crate::format::metadata::{ScalarType, ValueType};
+use crate::rules::CheckRule;
 use crate::text::quote;
 
-/// The kind of value that a key must have.
-#[derive(Debug, Clone, Copy)]
-enum KeyKind {
-    String,
-    Strings,
-    /// An integer of any width, or an array with an integer for each block.
-    Integer,
-    Float,
-    Bool,
-}
+/// Keys that every language model must have, without the name of the architecture. Source: `docs/gguf.md` of ggml,
+/// "LLM". llama.cpp loads no model without them.
+const MODEL: [&str; 3] = [".context_length", ".embedding_length", ".block_count"];
 
-/// A key and the kind of its value. If the key begins with a dot, the name of the architecture precedes it.
-type Key = (&'static str, KeyKind);
-
-/// Keys that every language model must have. Source: `docs/gguf.md` of ggml, "LLM". llama.cpp loads no model without
-/// them.
-const MODEL: [Key; 3] = [
-    (".context_length", KeyKind::Integer),
-    (".embedding_length", KeyKind::Integer),
-    (".block_count", KeyKind::Integer),
-];
-
-const HEADS: Key = (".attention.head_count", KeyKind::Integer);
-const EPSILON: Key = (".attention.layer_norm_epsilon", KeyKind::Float);
-const RMS_EPSILON: Key = (".attention.layer_norm_rms_epsilon", KeyKind::Float);
-const FEED_FORWARD: Key = (".feed_forward_length", KeyKind::Integer);
+const HEADS: &str = ".attention.head_count";
+const EPSILON: &str = ".attention.layer_norm_epsilon";
+const RMS_EPSILON: &str = ".attention.layer_norm_rms_epsilon";
+const FEED_FORWARD: &str = ".feed_forward_length";
 
 /// Further keys that an architecture must have: those in `docs/gguf.md` of ggml, "Models", that llama.cpp needs.
-const ARCHITECTURES: [(&str, &[Key]); 8] = [
+const ARCHITECTURES: [(&str, &[&str]); 8] = [
     ("llama", &[HEADS, RMS_EPSILON, FEED_FORWARD]),
     ("mpt", &[HEADS, EPSILON]),
-    ("gptneox", &[HEADS, EPSILON, (".use_parallel_residual", KeyKind::Bool)]),
+    ("gptneox", &[HEADS, EPSILON, ".use_parallel_residual"]),
     ("gptj", &[HEADS, EPSILON]),
     ("gpt2", &[HEADS, EPSILON]),
     ("bloom", &[HEADS, EPSILON, FEED_FORWARD]),
     ("falcon", &[HEADS, EPSILON]),
-    (
-        "mamba",
-        &[
-            RMS_EPSILON,
-            (".ssm.conv_kernel", KeyKind::Integer),
-            (".ssm.inner_size", KeyKind::Integer),
-            (".ssm.state_size", KeyKind::Integer),
-            (".ssm.time_step_rank", KeyKind::Integer),
-        ],
-    ),
+    ("mamba", &[RMS_EPSILON, ".ssm.conv_kernel", ".ssm.inner_size", ".ssm.state_size", ".ssm.time_step_rank"]),
 ];
 
 /// A tensor that every language model has, but no projector, adapter or image model.
@@ -66,91 +40,107 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 /// Values of `tokenizer.ggml.model` of models without tokens.
 const NO_TOKENS: [&str; 2] = ["none", "no_vocab"];
 
-/// Reports what is unusual in a sound header.
 pub fn lint_gguf(header: &Header, input: &HeaderInput, found: &mut dyn FnMut(HeaderLint)) -> Result<(), MissingRange> {
-    lint_keys(header, found);
-    let end = header.tensors().map(|tensor| tensor.range.end).max().unwrap_or(header.data_start());
+    KeyLinter { header, found }.lint_keys();
+    let (end, len) = (header.data_end(), input.len());
     let padded = end.next_multiple_of(super::alignment(header));
-    let mut report = |message| found(HeaderLint { kind: LintKind::Padding, subject: None, message });
-    if !header.is_empty() && input.len() < padded {
-        report(format!(
+    if !header.is_empty() && len < padded {
+        let message = format!(
             "the padding after the last tensor is missing: {} of {} bytes; ggml maps such a file but does not load it",
-            padded - input.len(),
+            padded - len,
             padded - end
-        ));
-    } else if input.len() > padded {
-        report(format!("{} bytes after the last tensor belong to no tensor", input.len() - padded));
+        );
+        found(HeaderLint::new(CheckRule::GgufPadding, None, message));
+    } else if len > padded {
+        let message = format!("{} bytes after the last tensor belong to no tensor", len - padded);
+        found(HeaderLint::new(CheckRule::GgufPadding, None, message));
     }
     Ok(())
 }
 
 /// Reports keys without which programs cannot load the model, and keys that contradict each other.
-fn lint_keys(header: &Header, found: &mut dyn FnMut(HeaderLint)) {
-    let text = |key: &str| header.value(key).map_or("", MetadataValue::text);
-    let mut report = |key: &str, what: &str| {
+struct KeyLinter<'h, 'f> {
+    header: &'h Header,
+    found: &'f mut dyn FnMut(HeaderLint),
+}
+
+impl KeyLinter<'_, '_> {
+    fn report(&mut self, key: &str, what: &str) {
         let message = format!("metadata key {} {what}", quote(key));
-        found(HeaderLint { kind: LintKind::Keys, subject: Some(key.to_owned()), message });
-    };
-    let mut need = |key: &str, kind: KeyKind| match header.value(key) {
-        None => report(key, "is missing"),
-        Some(value) if !kind.fits(value) => {
-            report(key, &format!("has the type {}, but must be {}", value.value_type(), kind.name()));
-        }
-        Some(_) => {}
-    };
-    // Only the first split of a model has the keys of the model.
-    let is_later_split = !["", "0"].contains(&text(SPLIT_NUMBER_KEY));
-    let is_model = !is_later_split && !NO_MODELS.contains(&text("general.type"));
-    if is_model {
-        need(ARCHITECTURE_KEY, KeyKind::String);
-        if header.tensors().any(|tensor| tensor.dtype.has_scales()) {
-            need("general.quantization_version", KeyKind::Integer);
+        (self.found)(HeaderLint::new(CheckRule::GgufKeys, Some(key), message));
+    }
+
+    /// Reports a key that is missing, or whose value is not of the kind that ggml defines for it.
+    fn need(&mut self, key: &str) {
+        self.need_typed(key, keys::value_type(key));
+    }
+
+    fn need_typed(&mut self, key: &str, value_type: ValueType) {
+        match self.header.value(key) {
+            None => self.report(key, "is missing"),
+            Some(value) if !has_kind(value.value_type(), value_type) => {
+                let kind = kind_name(value_type);
+                self.report(key, &format!("has the type {}, but must be {kind}", value.value_type()));
+            }
+            Some(_) => {}
         }
     }
-    let architecture = text(ARCHITECTURE_KEY);
-    if is_model && !["", "clip"].contains(&architecture) && header.find(EMBEDDING).is_some() {
-        let further = ARCHITECTURES.iter().find(|(name, _)| *name == architecture).map_or(&[][..], |(_, keys)| keys);
-        for (key, kind) in MODEL.iter().chain(further) {
-            need(&format!("{architecture}{key}"), *kind);
-        }
-        need("tokenizer.ggml.model", KeyKind::String);
-        if !NO_TOKENS.contains(&text("tokenizer.ggml.model")) {
-            need(TOKENS, KeyKind::Strings);
-        }
+
+    fn count(&self, key: &str) -> Option<usize> {
+        let array = self.header.value(key).filter(|value| value.is_array());
+        array.map(|array| array.text().lines().count())
     }
-    let count =
-        |key: &str| header.value(key).filter(|value| value.is_array()).map(|value| value.text().lines().count());
-    for key in ["tokenizer.ggml.scores", "tokenizer.ggml.token_type"] {
-        if let (Some(found), Some(tokens)) = (count(key), count(TOKENS))
-            && found != tokens
-        {
-            report(key, &format!("has {found} elements, but there are {tokens} tokens"));
+
+    fn lint_keys(mut self) {
+        let header = self.header;
+        // Only the first split of a model has the keys of the model.
+        let is_later_split = !["", "0"].contains(&header.value_text(SPLIT_NUMBER_KEY));
+        let is_model = !is_later_split && !NO_MODELS.contains(&header.value_text("general.type"));
+        if is_model {
+            self.need(ARCHITECTURE_KEY);
+            if header.tensors().any(|tensor| tensor.dtype.has_scales()) {
+                self.need("general.quantization_version");
+            }
         }
-    }
-    let alignment = super::alignment(header);
-    if !alignment.is_multiple_of(8) {
-        report(ALIGNMENT_KEY, &format!("is {alignment}, not a multiple of 8"));
+        let architecture = header.value_text(ARCHITECTURE_KEY);
+        if is_model && !["", "clip"].contains(&architecture) && header.find(EMBEDDING).is_some() {
+            let further = ARCHITECTURES.iter().find(|(name, _)| *name == architecture);
+            for key in MODEL.iter().chain(further.map_or(&[][..], |(_, keys)| keys)) {
+                self.need_typed(&format!("{architecture}{key}"), keys::value_type(key));
+            }
+            self.need("tokenizer.ggml.model");
+            if !NO_TOKENS.contains(&header.value_text("tokenizer.ggml.model")) {
+                self.need(TOKENS);
+            }
+        }
+        for key in ["tokenizer.ggml.scores", "tokenizer.ggml.token_type"] {
+            if let (Some(found), Some(tokens)) = (self.count(key), self.count(TOKENS))
+                && found != tokens
+            {
+                self.report(key, &format!("has {found} elements, but there are {tokens} tokens"));
+            }
+        }
+        let alignment = super::alignment(header);
+        if !alignment.is_multiple_of(8) {
+            self.report(ALIGNMENT_KEY, &format!("is {alignment}, not a multiple of 8"));
+        }
     }
 }
 
-impl KeyKind {
-    fn fits(self, value: &MetadataValue) -> bool {
-        use ScalarType::{Bool, F32, F64, String};
-        match (self, value.kind(), value.is_array()) {
-            (Self::String, String, false) | (Self::Strings, String, true) => true,
-            (Self::Float, F32 | F64, false) | (Self::Bool, Bool, false) => true,
-            (Self::Integer, scalar, _) => scalar.is_integer(),
-            _ => false,
-        }
-    }
+/// Whether a type is of the kind that a key must have: any width will do, and an array may have an integer for each
+/// block.
+fn has_kind(found: ValueType, needed: ValueType) -> bool {
+    let (scalar, other) = (needed.scalar, found.scalar);
+    let is_same = scalar == other || scalar.is_integer() && other.is_integer() || scalar.is_float() && other.is_float();
+    is_same && (needed.is_array == found.is_array || scalar.is_integer())
+}
 
-    fn name(self) -> &'static str {
-        match self {
-            Self::String => "a string",
-            Self::Strings => "an array of strings",
-            Self::Integer => "an integer",
-            Self::Float => "a floating-point number",
-            Self::Bool => "a boolean",
-        }
+fn kind_name(needed: ValueType) -> &'static str {
+    match needed.scalar {
+        ScalarType::String if needed.is_array => "an array of strings",
+        ScalarType::String => "a string",
+        ScalarType::Bool => "a boolean",
+        scalar if scalar.is_float() => "a floating-point number",
+        _ => "an integer",
     }
 }

@@ -8,21 +8,16 @@
 mod cursor;
 mod edit;
 mod encode;
-mod error;
 mod keys;
 mod lint;
 mod reader;
-mod types;
 
 pub use edit::edit_gguf;
-pub use error::{GgufError, GgufFault};
 pub use lint::lint_gguf;
 pub use reader::{alignment, is_gguf, parse_gguf};
 
-/// Name of the format in headers and messages.
 pub const NAME: &str = "gguf";
 
-/// The first bytes of a file.
 pub const MAGIC: [u8; 4] = *b"GGUF";
 
 /// Maximum size of everything before the data, in bytes, inclusive. ggml has no such limit. A header of a model with a
@@ -35,10 +30,11 @@ pub const METADATA_START: u64 = 24;
 /// The offset of each tensor is a multiple of this number of bytes, unless the file gives another one.
 const ALIGNMENT: u32 = 32;
 
-/// The key of the alignment.
+/// The number of the array type.
+const ARRAY: u32 = 9;
+
 pub const ALIGNMENT_KEY: &str = "general.alignment";
 
-/// The key of the architecture.
 pub const ARCHITECTURE_KEY: &str = "general.architecture";
 
 /// Prefix of the keys that describe a split of a model. Source: llama.cpp, `src/llama-arch.cpp`.

@@ -1,17 +1,19 @@
 //! Reads metadata and the descriptions of tensors.
 
-use super::cursor::GgufCursor;
-use super::error::{GgufError, GgufFault};
-use super::types::{self, ARRAY};
-use super::{ALIGNMENT, ALIGNMENT_KEY, LENGTH_MAX, MAGIC, NAME, NAME_MAX, RANK_MAX};
+use super::cursor::{GgufCursor, check_length};
+use super::{ALIGNMENT, ALIGNMENT_KEY, ARRAY, MAGIC, NAME, NAME_MAX, RANK_MAX};
 use crate::format::dtype::Dtype;
-use crate::format::header::{BuildError, Header, HeaderBuilder, NewTensor, ParseMode};
+use crate::format::error::Error;
+use crate::format::header::{Header, HeaderBuilder, NewTensor, ParseMode};
 use crate::format::input::{HeaderInput, MissingRange};
-use crate::format::metadata::{MetadataValue, ScalarType};
-use crate::text::{brackets, write_json_string};
+use crate::format::metadata::{MetadataValue, ScalarType, float_text, push_line};
+use crate::format::tensors::{count_elements, fits, too_large};
+use crate::text::quote;
 use std::collections::HashSet;
 
-/// Whether a file begins with the magic number.
+/// The fault of a name or a key that another entry has too.
+const DUPLICATE: &str = "occurs more than once";
+
 pub fn is_gguf(input: &HeaderInput) -> Result<bool, MissingRange> {
     Ok(input.get(0..MAGIC.len() as u64)? == MAGIC)
 }
@@ -24,23 +26,37 @@ pub fn alignment(header: &Header) -> u64 {
 
 /// Reads the header of a file.
 ///
-/// Fails with [`GgufError::Missing`] until the header is in `input`. Allocation is bounded by the bytes in `input`,
+/// Fails with [`Error::Missing`] until the header is in `input`. Allocation is bounded by the bytes in `input`, and
 /// never by a count or a length in the file.
-pub fn parse_gguf(input: &HeaderInput, mode: ParseMode) -> Result<Header, GgufError> {
+pub fn parse_gguf(input: &HeaderInput, mode: ParseMode) -> Result<Header, Error> {
     let mut cursor = GgufCursor::new(input);
     cursor.take(MAGIC.len() as u64)?;
     let version = cursor.u32()?;
     match version {
         2 | 3 => {}
         _ if version & 0xffff == 0 && version != 0 => {
-            return Err(GgufError::BigEndian { version: version.swap_bytes() });
+            return Err(Error::Broken(format!(
+                "GGUF version {} in big-endian order; only little-endian files are supported (gguf_convert_endian.py of \
+                 the gguf package converts it)",
+                version.swap_bytes()
+            )));
         }
-        _ => return Err(GgufError::Version { version }),
+        _ => {
+            let hint = if version == 1 { " (convert it with llama.cpp's tools)" } else { "" };
+            return Err(Error::Broken(format!("GGUF version {version}; versions 2 and 3 are supported{hint}")));
+        }
     }
     let mut reader = GgufReader { builder: HeaderBuilder::new(mode), alignment: ALIGNMENT.into(), expected: 0 };
     reader.builder.version(version);
     let (tensors, keys) = (cursor.u64()?, cursor.u64()?);
-    reader.metadata(&mut cursor, keys)?;
+    let mut seen = HashSet::new();
+    for number in 0..keys {
+        let mut key = None;
+        reader.pair(&mut cursor, &mut seen, &mut key).map_err(|error| {
+            let key = key.map_or_else(|| format!("number {number}"), |key| quote(&key));
+            error.map_part(|fault| Error::Broken(format!("metadata key {key}: {fault}")))
+        })?;
+    }
     let mut found = Vec::new();
     for number in 0..tensors {
         found.extend(reader.tensor(&mut cursor, number)?);
@@ -69,106 +85,103 @@ impl GgufReader {
         self.builder.mode() != ParseMode::Lenient
     }
 
-    fn metadata(&mut self, cursor: &mut GgufCursor, keys: u64) -> Result<(), GgufError> {
-        let mut seen = HashSet::new();
-        for number in 0..keys {
-            let error = |key: Option<&str>, fault| GgufError::Metadata { number, key: key.map(str::to_owned), fault };
-            let start = cursor.offset();
-            let bytes = cursor.string()?.map_err(|len| error(None, GgufFault::Length { len }))?;
-            if str::from_utf8(bytes).is_err() && self.is_strict() {
-                return Err(error(None, GgufFault::NotUtf8 { what: "key" }));
-            }
-            let key = String::from_utf8_lossy(bytes).into_owned();
-            let kind = cursor.u32()?;
-            let value =
-                read_value(cursor, kind).map_err(|broken| broken.into_error(|fault| error(Some(&key), fault)))?;
-            if key == ALIGNMENT_KEY {
-                self.set_alignment(kind, &value).map_err(|fault| error(Some(&key), fault))?;
-            }
-            let fault = match () {
-                () if key.is_empty() => Some(GgufFault::Empty),
-                () if !seen.insert(key.clone()) => Some(GgufFault::Duplicate),
-                () => None,
-            };
-            match fault {
-                Some(fault) if self.is_strict() => return Err(error(Some(&key), fault)),
-                Some(fault) => self.builder.skip(&key, || format!("metadata key: {fault}")),
-                None => {
-                    self.builder.pair(key.clone(), start..cursor.offset());
-                    self.builder.metadata(key, value);
-                }
-            }
+    /// Reads a metadata key, which is also put into `found`, and its value. `seen` has the keys before it.
+    fn pair(
+        &mut self,
+        cursor: &mut GgufCursor,
+        seen: &mut HashSet<String>,
+        found: &mut Option<String>,
+    ) -> Result<(), Error> {
+        let start = cursor.offset();
+        let bytes = cursor.string()?;
+        if str::from_utf8(bytes).is_err() && self.is_strict() {
+            return Err(Error::Broken("the key is not UTF-8".to_owned()));
         }
-        Ok(())
-    }
-
-    fn set_alignment(&mut self, kind: u32, value: &MetadataValue) -> Result<(), GgufFault> {
-        const UINT32: u32 = 4;
-        match value.text().parse::<u32>() {
-            Ok(found) if kind == UINT32 && found.is_power_of_two() => self.alignment = found.into(),
-            Ok(found) if kind == UINT32 => return Err(GgufFault::Alignment { found }),
-            _ => return Err(GgufFault::AlignmentType { kind }),
+        let key = &*found.insert(String::from_utf8_lossy(bytes).into_owned());
+        let kind = cursor.u32()?;
+        let value = read_value(cursor, kind)?;
+        if key == ALIGNMENT_KEY {
+            self.alignment = read_alignment(kind, &value)?;
         }
+        let fault = match () {
+            () if key.is_empty() => "the key is empty",
+            () if !seen.insert(key.clone()) => DUPLICATE,
+            () => {
+                self.builder.pair(key.clone(), start..cursor.offset());
+                self.builder.metadata(key.clone(), value);
+                return Ok(());
+            }
+        };
+        if self.is_strict() {
+            return Err(Error::Broken(fault.to_owned()));
+        }
+        self.builder.skip(key, || format!("metadata key: {fault}"));
         Ok(())
     }
 
     /// Reads the description of a tensor. `None` if it breaks a rule and is left out.
-    fn tensor(&mut self, cursor: &mut GgufCursor, number: u64) -> Result<Option<UnplacedTensor>, GgufError> {
-        let error = |name: Option<&str>, fault| GgufError::Tensor {
-            name: name.map_or_else(|| number.to_string(), str::to_owned),
-            fault,
-        };
-        let bytes = cursor.string()?.map_err(|len| error(None, GgufFault::Length { len }))?;
-        let lossy = String::from_utf8_lossy(bytes);
-        let mut fault = None;
-        if str::from_utf8(bytes).is_err() {
-            fault = Some(GgufFault::NotUtf8 { what: "name" });
-        } else if bytes.len() > NAME_MAX && self.is_strict() {
-            fault = Some(GgufFault::LongName { len: bytes.len() });
-        }
+    fn tensor(&mut self, cursor: &mut GgufCursor, number: u64) -> Result<Option<UnplacedTensor>, Error> {
+        let bytes = cursor
+            .string()
+            .map_err(|error| error.map_part(|fault| Error::Tensor { name: number.to_string(), fault }))?;
+        let name = String::from_utf8_lossy(bytes);
         let rank = cursor.u32()?;
         if rank > RANK_MAX {
             // The fields after so many dimensions cannot be found reliably.
-            return Err(error(Some(&lossy), GgufFault::Rank { rank }));
+            let fault = format!("{rank} dimensions; ggml allows {RANK_MAX}");
+            return Err(Error::Tensor { name: name.into_owned(), fault });
         }
-        let mut dims = Vec::with_capacity(RANK_MAX as usize);
-        for _ in 0..rank {
-            dims.push(cursor.u64()?);
+        let mut dims = [0; RANK_MAX as usize];
+        let dims = &mut dims[..rank as usize];
+        // The file has the innermost dimension first.
+        for dim in dims.iter_mut().rev() {
+            *dim = cursor.u64()?;
         }
         let (kind, offset) = (cursor.u32()?, cursor.u64()?);
-        let row = dims.first().copied().unwrap_or(1);
-        // The file has the innermost dimension first.
-        dims.reverse();
-        let measured = measure(&dims, row, kind);
-        let fault = fault.or_else(|| measured.as_ref().err().cloned());
-        let unplaced = match (measured, fault) {
-            (Ok((dtype, nbytes)), None) => {
-                let start = self.builder.next_dim();
-                dims.iter().for_each(|dim| self.builder.dim(*dim));
-                let (name, shape) = (self.builder.name(&lossy), self.builder.shape_from(start));
-                let dtype = self.builder.known_dtype(dtype);
-                let tensor = NewTensor { name, dtype, shape, range: 0..0, is_unusual: false };
-                UnplacedTensor { tensor, offset, nbytes }
-            }
-            (_, Some(fault)) if self.is_strict() => return Err(error(Some(&lossy), fault)),
-            (_, fault) => {
-                self.builder.skip(&lossy, || fault.map(|fault| fault.to_string()).unwrap_or_default());
+        let (dtype, nbytes) = match self.check(bytes, dims, kind, offset) {
+            Ok(checked) => checked,
+            Err(fault) if self.is_strict() => return Err(Error::Tensor { name: name.into_owned(), fault }),
+            Err(fault) => {
+                self.builder.skip(&name, || fault);
                 return Ok(None);
             }
         };
-        if self.builder.mode() == ParseMode::Strict {
-            if offset != self.expected {
-                return Err(error(Some(&lossy), GgufFault::Offset { found: offset, expected: self.expected }));
-            }
-            let padded = unplaced.nbytes.checked_next_multiple_of(self.alignment);
-            let end = padded.and_then(|padded| offset.checked_add(padded));
-            let overflow = || error(Some(&lossy), GgufFault::Overflow { shape: brackets(&dims) });
-            self.expected = end.ok_or_else(overflow)?;
-        }
-        Ok(Some(unplaced))
+        let dtype = self.builder.known_dtype(dtype);
+        let tensor = self.builder.tensor(&name, dtype, dims, 0..0);
+        Ok(Some(UnplacedTensor { tensor, offset, nbytes }))
     }
 
-    fn finish(mut self, end: u64, has_data: bool, found: Vec<UnplacedTensor>, len: u64) -> Result<Header, GgufError> {
+    /// Checks the description of a tensor. Returns its dtype, and its size in bytes.
+    fn check(&mut self, name: &[u8], dims: &[u64], kind: u32, offset: u64) -> Result<(Dtype<'static>, u64), String> {
+        if str::from_utf8(name).is_err() {
+            return Err("the name is not UTF-8".to_owned());
+        }
+        if name.len() > NAME_MAX && self.is_strict() {
+            return Err(format!("a name of {} bytes; ggml allows {NAME_MAX}", name.len()));
+        }
+        // ggml counts the innermost dimension first.
+        let elements = count_elements(dims.iter().rev()).ok_or_else(|| too_large(dims))?;
+        let Some((dtype, block)) = Dtype::from_ggml(kind).and_then(|dtype| Some((dtype, dtype.block()?))) else {
+            return Err(format!("ggml type {kind} is not known"));
+        };
+        let row = dims.last().copied().unwrap_or(1);
+        if !row.is_multiple_of(block.elements) {
+            return Err(format!("rows of {row} elements, but {dtype} has blocks of {}", block.elements));
+        }
+        let nbytes =
+            (elements / block.elements).checked_mul(block.bytes).and_then(fits).ok_or_else(|| too_large(dims))?;
+        if self.builder.mode() == ParseMode::Strict {
+            if offset != self.expected {
+                let expected = self.expected;
+                return Err(format!("its data begins at offset {offset}, but the tensors before it end at {expected}"));
+            }
+            let padded = nbytes.checked_next_multiple_of(self.alignment);
+            self.expected = padded.and_then(|padded| offset.checked_add(padded)).ok_or_else(|| too_large(dims))?;
+        }
+        Ok((dtype, nbytes))
+    }
+
+    fn finish(mut self, end: u64, has_data: bool, found: Vec<UnplacedTensor>, len: u64) -> Result<Header, Error> {
         // Without tensors there is no padding.
         let data_start = if has_data { end.next_multiple_of(self.alignment) } else { end };
         let mode = self.builder.mode();
@@ -180,137 +193,76 @@ impl GgufReader {
             if mode != ParseMode::Lenient || end <= len {
                 self.builder.push(NewTensor { range: begin..end, ..tensor });
             } else {
-                self.builder.skip_entry(&tensor.name, || GgufFault::Outside { begin, end, len }.to_string());
+                self.builder.skip_entry(&tensor.name, || {
+                    format!("its data is at bytes {begin} to {end}, but the file ends at byte {len}")
+                });
             }
         }
         if mode == ParseMode::Strict && last > len {
-            return Err(GgufError::DataCut { end: last, len });
+            return Err(Error::data_cut(last, len));
         }
-        let header = self.builder.finish(NAME, None, data_start, || GgufFault::Duplicate.to_string());
-        header.map_err(|error| match error {
-            BuildError::Duplicate { name } => GgufError::Tensor { name, fault: GgufFault::Duplicate },
-            // Not reachable: the largest header is smaller than 2^32 bytes.
-            BuildError::TooLarge => GgufError::HeaderTooLarge { end },
-        })
+        self.builder.finish(NAME, None, data_start, DUPLICATE)
     }
 }
 
-/// The dtype of a tensor, and its size in bytes.
-fn measure(shape: &[u64], row: u64, number: u32) -> Result<(Dtype<'static>, u64), GgufFault> {
-    let overflow = || GgufFault::Overflow { shape: brackets(shape) };
-    // ggml counts in signed 64-bit numbers, the innermost dimension first.
-    let fits = |number: &u64| i64::try_from(*number).is_ok();
-    let multiply = |product: u64, dim: &u64| product.checked_mul(*dim).filter(|product| fits(product) && fits(dim));
-    let elements = shape.iter().rev().try_fold(1, multiply).ok_or_else(overflow)?;
-    let dtype = Dtype::from_ggml(number).ok_or(GgufFault::Type { number })?;
-    let block = dtype.block().ok_or(GgufFault::Type { number })?;
-    if !row.is_multiple_of(block.elements) {
-        return Err(GgufFault::Row { row, dtype: dtype.name(), block: block.elements });
-    }
-    let nbytes = (elements / block.elements).checked_mul(block.bytes).filter(fits).ok_or_else(overflow)?;
-    Ok((dtype, nbytes))
-}
-
-/// Why a value cannot be read.
-enum BrokenValue {
-    Fault(GgufFault),
-    Error(GgufError),
-}
-
-impl BrokenValue {
-    fn into_error(self, error: impl FnOnce(GgufFault) -> GgufError) -> GgufError {
-        match self {
-            Self::Fault(fault) => error(fault),
-            Self::Error(error) => error,
-        }
+/// The alignment that a metadata value of the type `kind` gives, in bytes.
+fn read_alignment(kind: u32, value: &MetadataValue) -> Result<u64, String> {
+    match value.text().parse::<u32>() {
+        Ok(found) if kind == ScalarType::U32.gguf_number() => match found.is_power_of_two() {
+            true => Ok(found.into()),
+            false => Err(format!("{found} is not a power of two")),
+        },
+        _ => Err(format!("value type {kind}; {ALIGNMENT_KEY} must be a uint32 (type 4)")),
     }
 }
 
-impl From<GgufError> for BrokenValue {
-    fn from(error: GgufError) -> Self {
-        Self::Error(error)
-    }
-}
-
-/// Reads a value of the type with that number.
-fn read_value(cursor: &mut GgufCursor, kind: u32) -> Result<MetadataValue, BrokenValue> {
+fn read_value(cursor: &mut GgufCursor, kind: u32) -> Result<MetadataValue, Error> {
     if kind == ARRAY {
-        return array(cursor);
+        return read_array(cursor);
     }
-    match scalar(kind)? {
-        (ScalarType::String, _) => Ok(MetadataValue::bytes_of(read_string(cursor)?)),
-        (scalar, size) => Ok(MetadataValue::scalar(scalar, read_number(scalar, cursor.take(size)?))),
+    match scalar_type(kind)? {
+        ScalarType::String => Ok(MetadataValue::bytes_of(cursor.string()?)),
+        scalar => Ok(MetadataValue::scalar(scalar, read_number(scalar, cursor.take(scalar.gguf_size())?))),
     }
 }
 
-/// The type with that number, and its size in bytes.
-fn scalar(kind: u32) -> Result<(ScalarType, u64), BrokenValue> {
-    types::scalar(kind).ok_or(BrokenValue::Fault(GgufFault::ValueType { kind }))
+fn scalar_type(kind: u32) -> Result<ScalarType, String> {
+    ScalarType::from_gguf(kind).ok_or_else(|| format!("value type {kind} does not exist"))
 }
 
-fn read_string<'i>(cursor: &mut GgufCursor<'i>) -> Result<&'i [u8], BrokenValue> {
-    cursor.string()?.map_err(|len| BrokenValue::Fault(GgufFault::Length { len }))
-}
-
-fn array(cursor: &mut GgufCursor) -> Result<MetadataValue, BrokenValue> {
+fn read_array(cursor: &mut GgufCursor) -> Result<MetadataValue, Error> {
     let (kind, len) = (cursor.u32()?, cursor.u64()?);
-    if len > LENGTH_MAX {
-        return Err(BrokenValue::Fault(GgufFault::Length { len }));
-    }
-    let mut lines = Vec::new();
-    // Writing to a vector cannot fail.
-    let mut add = |line: &dyn Fn(&mut Vec<u8>)| {
-        line(&mut lines);
-        lines.push(b'\n');
-    };
+    check_length(len)?;
     if kind == ARRAY {
-        return Err(BrokenValue::Fault(GgufFault::Nested));
+        return Err(Error::Broken("an array of arrays, which ggml does not allow".to_owned()));
     }
-    let (scalar, size) = scalar(kind)?;
+    let scalar = scalar_type(kind)?;
+    let size = scalar.gguf_size();
+    let mut lines = Vec::new();
     if scalar == ScalarType::String {
         for _ in 0..len {
-            let text = String::from_utf8_lossy(read_string(cursor)?);
-            add(&|lines| drop(write_json_string(&text, lines)));
+            push_line(scalar, &String::from_utf8_lossy(cursor.string()?), &mut lines);
         }
     } else {
         for bytes in cursor.take(size * len)?.chunks_exact(size as usize) {
-            let text = element(scalar, bytes);
-            add(&|lines| lines.extend_from_slice(text.as_bytes()));
+            push_line(scalar, &read_number(scalar, bytes), &mut lines);
         }
     }
-    Ok(MetadataValue::array(scalar, String::from_utf8(lines).unwrap_or_default()))
+    Ok(MetadataValue::array(scalar, lines))
 }
 
-/// An element of an array, a number or a boolean, as JSON. JSON has no NaN and no infinity: they become `null`.
-pub fn element(scalar: ScalarType, bytes: &[u8]) -> String {
-    let text = read_number(scalar, bytes);
-    if scalar.is_float() && text.contains('n') { "null".to_owned() } else { text }
-}
-
-/// The text of a number or a boolean. Floating point has as many digits as are needed to read the same number again.
-fn read_number(scalar: ScalarType, bytes: &[u8]) -> String {
+pub fn read_number(scalar: ScalarType, bytes: &[u8]) -> String {
     let mut wide = [0; 8];
     wide[..bytes.len()].copy_from_slice(bytes);
     let bits = u64::from_le_bytes(wide);
-    let json = |number: serde_json::Result<String>| number.unwrap_or_default();
     match scalar {
         ScalarType::I8 => (bits as i8).to_string(),
         ScalarType::I16 => (bits as i16).to_string(),
         ScalarType::I32 => (bits as i32).to_string(),
         ScalarType::I64 => (bits as i64).to_string(),
         ScalarType::Bool => (bits != 0).to_string(),
-        ScalarType::F32 => match f32::from_bits(bits as u32) {
-            number if number.is_finite() => json(serde_json::to_string(&number)),
-            number => special(number.into()),
-        },
-        ScalarType::F64 => match f64::from_bits(bits) {
-            number if number.is_finite() => json(serde_json::to_string(&number)),
-            number => special(number),
-        },
+        ScalarType::F32 => float_text(f32::from_bits(bits as u32)),
+        ScalarType::F64 => float_text(f64::from_bits(bits)),
         ScalarType::U8 | ScalarType::U16 | ScalarType::U32 | ScalarType::U64 | ScalarType::String => bits.to_string(),
     }
-}
-
-fn special(number: f64) -> String {
-    if number.is_nan() { "nan".to_owned() } else { number.to_string() }
 }

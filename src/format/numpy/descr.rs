@@ -3,19 +3,17 @@
 //! Source: `numpy/lib/format.py`, `dtype_to_descr` and `descr_to_dtype`, and "The array interface protocol" of NumPy,
 //! `typestr`.
 
-use super::error::NumpyFault;
 use super::literal::PythonLiteral;
 use crate::format::dtype::Dtype;
-use crate::text::shorten;
+use crate::format::error::Error;
+use crate::text::{quote, shorten};
 
-/// The dtype of an array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArrayDescr {
     /// The dtype in little-endian order, if the table of dtypes has it.
     pub known: Option<Dtype<'static>>,
     /// The dtype as in the header, or for big-endian order the same dtype in little-endian order: `<f4`.
     pub name: String,
-    /// Size of an element in bytes.
     pub item: u64,
     /// Width in bytes of the numbers that are in big-endian order. Those in records keep their order.
     pub swapped: Option<u64>,
@@ -24,15 +22,26 @@ pub struct ArrayDescr {
 /// Longest name of a dtype that is not in the table, in bytes. Only a structured dtype has a longer one.
 const NAME_MAX: usize = 1000;
 
+const OBJECTS: &str = "Python objects, which are stored as a pickle that weightfs does not run (load it with \
+                       numpy.load(..., allow_pickle=True) if you trust its origin, and save an array of numbers)";
+
+#[derive(Debug)]
+enum DescrFault {
+    Unknown,
+    Objects,
+}
+
 impl ArrayDescr {
-    /// The dtype that a literal describes.
-    pub fn new(literal: &PythonLiteral) -> Result<Self, NumpyFault> {
+    pub fn new(literal: &PythonLiteral) -> Result<Self, Error> {
         let mut name = String::new();
         match literal {
             PythonLiteral::Text(text) => name.push_str(text),
             other => other.print(&mut name),
         }
-        let item = descr_size(literal, &name)?;
+        let item = descr_size(literal).map_err(|fault| match fault {
+            DescrFault::Unknown => Error::Broken(format!("dtype {} is not known", quote(&shorten(&name, NAME_MAX)))),
+            DescrFault::Objects => Error::Unsupported(OBJECTS.to_owned()),
+        })?;
         let text = if let PythonLiteral::Text(text) = literal { text.as_bytes() } else { &[] };
         let (order, kind) = match text {
             [order @ (b'<' | b'>' | b'|' | b'='), kind @ ..] => (*order, kind),
@@ -64,7 +73,7 @@ pub fn element_size(name: &str) -> Option<u64> {
     }
     let literal =
         if name.starts_with('[') { PythonLiteral::parse(name).ok()? } else { PythonLiteral::Text(name.to_owned()) };
-    descr_size(&literal, name).ok()
+    descr_size(&literal).ok()
 }
 
 /// Whether a dtype is one that only NumPy has: texts, dates, records, and wide numbers.
@@ -77,22 +86,21 @@ fn is_unit(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'/')
 }
 
-/// Size of an element in bytes. `whole` is the dtype for messages.
-fn descr_size(literal: &PythonLiteral, whole: &str) -> Result<u64, NumpyFault> {
-    let unknown = || NumpyFault::Dtype { descr: shorten(whole, NAME_MAX).into_owned() };
+fn descr_size(literal: &PythonLiteral) -> Result<u64, DescrFault> {
     match literal {
-        PythonLiteral::Text(text) => simple(text, whole),
+        PythonLiteral::Text(text) => simple_size(text),
         PythonLiteral::List(fields) => fields.iter().try_fold(0u64, |sum, field| {
-            let PythonLiteral::Tuple(field) = field else { return Err(unknown()) };
-            let (dtype, shape) = match &field[..] {
-                [name, dtype] if is_name(name) => (dtype, None),
-                [name, dtype, shape] if is_name(name) => (dtype, Some(shape)),
-                _ => return Err(unknown()),
+            let PythonLiteral::Tuple(field) = field else { return Err(DescrFault::Unknown) };
+            let (dtype, count) = match &field[..] {
+                [name, dtype] if is_name(name) => (dtype, Some(1)),
+                [name, dtype, shape] if is_name(name) => (dtype, descr_count(shape)),
+                _ => return Err(DescrFault::Unknown),
             };
-            let bytes = descr_size(dtype, whole)?.checked_mul(descr_count(shape).ok_or_else(unknown)?);
-            bytes.and_then(|bytes| sum.checked_add(bytes)).ok_or_else(unknown)
+            let size = descr_size(dtype)?;
+            let end = count.and_then(|count| sum.checked_add(size.checked_mul(count)?));
+            end.ok_or(DescrFault::Unknown)
         }),
-        _ => Err(unknown()),
+        _ => Err(DescrFault::Unknown),
     }
 }
 
@@ -106,39 +114,32 @@ fn is_name(literal: &PythonLiteral) -> bool {
 }
 
 /// Number of elements of a field with a shape of its own.
-fn descr_count(shape: Option<&PythonLiteral>) -> Option<u64> {
+fn descr_count(shape: &PythonLiteral) -> Option<u64> {
     match shape {
-        None => Some(1),
-        Some(PythonLiteral::Integer(count)) => Some(*count),
-        Some(PythonLiteral::Tuple(dims)) => dims.iter().try_fold(1u64, |product, dim| match dim {
-            PythonLiteral::Integer(dim) => product.checked_mul(*dim),
-            _ => None,
-        }),
-        Some(_) => None,
+        PythonLiteral::Integer(count) => Some(*count),
+        tuple => tuple.numbers()?.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim)),
     }
 }
 
 /// Size of an element of a dtype that is not structured, in bytes: a byte order, a letter, and a size.
-fn simple(text: &str, whole: &str) -> Result<u64, NumpyFault> {
-    let unknown = || NumpyFault::Dtype { descr: shorten(whole, NAME_MAX).into_owned() };
+fn simple_size(text: &str) -> Result<u64, DescrFault> {
     let kind = text.strip_prefix(['<', '>', '|', '=']).unwrap_or(text);
     let mut chars = kind.chars();
-    let letter = chars.next().ok_or_else(unknown)?;
-    let rest = chars.as_str();
+    let letter = chars.next().ok_or(DescrFault::Unknown)?;
     // Dates have a unit: `<M8[ns]`.
-    let (digits, unit) = match rest.split_once('[') {
+    let (digits, has_unit) = match chars.as_str().split_once('[') {
         Some((digits, unit)) if unit.strip_suffix(']').is_some_and(is_unit) => (digits, true),
-        Some(_) => return Err(unknown()),
-        None => (rest, false),
+        Some(_) => return Err(DescrFault::Unknown),
+        None => (chars.as_str(), false),
     };
     let number = match digits {
         "" => None,
-        _ if !digits.bytes().all(|digit| digit.is_ascii_digit()) => return Err(unknown()),
-        digits => Some(digits.parse::<u64>().map_err(|_| unknown())?),
+        _ if !digits.bytes().all(|digit| digit.is_ascii_digit()) => return Err(DescrFault::Unknown),
+        digits => Some(digits.parse::<u64>().map_err(|_| DescrFault::Unknown)?),
     };
     match (letter, number) {
-        _ if unit && !matches!(letter, 'M' | 'm') => Err(unknown()),
-        ('O', _) => Err(NumpyFault::Objects),
+        _ if has_unit && !matches!(letter, 'M' | 'm') => Err(DescrFault::Unknown),
+        ('O', _) => Err(DescrFault::Objects),
         ('?', None) | ('b', Some(1)) => Ok(1),
         ('i' | 'u', Some(size @ (1 | 2 | 4 | 8))) => Ok(size),
         // float128 and float96 are the long double of the processor.
@@ -146,8 +147,8 @@ fn simple(text: &str, whole: &str) -> Result<u64, NumpyFault> {
         ('c', Some(size @ (8 | 16 | 20 | 24 | 32))) => Ok(size),
         ('M' | 'm', Some(8)) => Ok(8),
         ('S' | 'a' | 'V', Some(size)) => Ok(size),
-        ('U', Some(size)) => size.checked_mul(4).ok_or_else(unknown),
-        _ => Err(unknown()),
+        ('U', Some(size)) => size.checked_mul(4).ok_or(DescrFault::Unknown),
+        _ => Err(DescrFault::Unknown),
     }
 }
 
@@ -155,7 +156,7 @@ fn simple(text: &str, whole: &str) -> Result<u64, NumpyFault> {
 mod tests {
     use super::*;
 
-    fn descr(text: &str) -> Result<ArrayDescr, NumpyFault> {
+    fn descr(text: &str) -> Result<ArrayDescr, Error> {
         ArrayDescr::new(&PythonLiteral::parse(text).unwrap())
     }
 
@@ -208,7 +209,7 @@ mod tests {
     #[test]
     fn objects_and_unknown_dtypes_are_refused() {
         for text in ["'|O'", "'O8'", "[('a', '<f4'), ('b', [('c', '|O')])]"] {
-            assert_eq!(descr(text), Err(NumpyFault::Objects), "{text}");
+            assert_eq!(descr(text), Err(Error::Unsupported(OBJECTS.to_owned())), "{text}");
         }
         let most = u64::MAX;
         for text in [
@@ -233,7 +234,8 @@ mod tests {
             &format!("[('a', 'S{most}'), ('b', 'S1')]"),
             &format!("[('a', 'S3', {most})]"),
         ] {
-            assert!(matches!(descr(text), Err(NumpyFault::Dtype { .. })), "{text}");
+            let error = descr(text).unwrap_err();
+            assert!(matches!(&error, Error::Broken(fault) if fault.ends_with(" is not known")), "{text}: {error}");
         }
         // NumPy has no byte order for a long name, so it can only be structured.
         let long = format!("[{}]", "('a', '<f4'), ".repeat(1000));

@@ -8,37 +8,22 @@ const DEPTH_MAX: usize = 32;
 /// Maximum number of keys of a dict. Headers have three.
 const KEYS_MAX: usize = 16;
 
-/// A Python literal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PythonLiteral {
-    /// A string.
     Text(String),
     /// An integer that is not negative.
     Integer(u64),
-    /// `True` or `False`.
     Bool(bool),
-    /// `None`.
     None,
-    /// A tuple.
     Tuple(Vec<Self>),
-    /// A list.
     List(Vec<Self>),
     /// A dict with strings as keys, in the order of the text.
     Dict(Vec<(String, Self)>),
 }
 
-/// Why a text is not a literal.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LiteralFault {
-    /// In bytes from the start of the text.
-    pub at: usize,
-    /// The fault.
-    pub reason: &'static str,
-}
-
 impl PythonLiteral {
     /// Reads a text that is one literal. Memory follows the length of the text.
-    pub fn parse(text: &str) -> Result<Self, LiteralFault> {
+    pub fn parse(text: &str) -> Result<Self, String> {
         let mut parser = LiteralParser { text, at: 0 };
         let literal = parser.literal(DEPTH_MAX)?;
         parser.skip_space();
@@ -48,14 +33,14 @@ impl PythonLiteral {
         Ok(literal)
     }
 
+    /// The numbers of a tuple of numbers.
+    pub fn numbers(&self) -> Option<Vec<u64>> {
+        let Self::Tuple(items) = self else { return None };
+        items.iter().map(|item| if let Self::Integer(number) = item { Some(*number) } else { None }).collect()
+    }
+
     /// Appends the literal as Python would print it, except that strings only escape quotes and backslashes.
     pub fn print(&self, out: &mut String) {
-        let list = |items: &[Self], out: &mut String| {
-            for (at, item) in items.iter().enumerate() {
-                out.push_str(if at == 0 { "" } else { ", " });
-                item.print(out);
-            }
-        };
         // Writing to a string cannot fail.
         let _ = match self {
             Self::Text(text) => write!(out, "'{}'", text.replace('\\', "\\\\").replace('\'', "\\'")),
@@ -64,26 +49,31 @@ impl PythonLiteral {
             Self::Bool(false) => write!(out, "False"),
             Self::None => write!(out, "None"),
             Self::Tuple(items) => {
-                out.push('(');
-                list(items, out);
+                print_items("(", items, out);
                 write!(out, "{}", if items.len() == 1 { ",)" } else { ")" })
             }
             Self::List(items) => {
-                out.push('[');
-                list(items, out);
+                print_items("[", items, out);
                 write!(out, "]")
             }
             Self::Dict(pairs) => {
-                out.push('{');
                 for (at, (key, value)) in pairs.iter().enumerate() {
-                    out.push_str(if at == 0 { "" } else { ", " });
+                    out.push_str(if at == 0 { "{" } else { ", " });
                     Self::Text(key.clone()).print(out);
                     out.push_str(": ");
                     value.print(out);
                 }
-                write!(out, "}}")
+                write!(out, "{}", if pairs.is_empty() { "{}" } else { "}" })
             }
         };
+    }
+}
+
+fn print_items(bracket: &str, items: &[PythonLiteral], out: &mut String) {
+    out.push_str(bracket);
+    for (at, item) in items.iter().enumerate() {
+        out.push_str(if at == 0 { "" } else { ", " });
+        item.print(out);
     }
 }
 
@@ -93,8 +83,8 @@ struct LiteralParser<'t> {
 }
 
 impl LiteralParser<'_> {
-    fn fault(&self, reason: &'static str) -> LiteralFault {
-        LiteralFault { at: self.at, reason }
+    fn fault(&self, reason: &str) -> String {
+        format!("{reason} at character {}", self.at)
     }
 
     fn rest(&self) -> &str {
@@ -114,7 +104,7 @@ impl LiteralParser<'_> {
         found
     }
 
-    fn literal(&mut self, depth: usize) -> Result<PythonLiteral, LiteralFault> {
+    fn literal(&mut self, depth: usize) -> Result<PythonLiteral, String> {
         self.skip_space();
         let Some(inner) = depth.checked_sub(1) else { return Err(self.fault("nested too deeply")) };
         for (word, literal) in
@@ -155,7 +145,7 @@ impl LiteralParser<'_> {
     }
 
     /// The literals up to `end`, and whether a comma follows the last one.
-    fn items(&mut self, end: &str, depth: usize) -> Result<(Vec<PythonLiteral>, bool), LiteralFault> {
+    fn items(&mut self, end: &str, depth: usize) -> Result<(Vec<PythonLiteral>, bool), String> {
         let (mut items, mut has_comma) = (Vec::new(), false);
         loop {
             self.skip_space();
@@ -171,7 +161,7 @@ impl LiteralParser<'_> {
         }
     }
 
-    fn pairs(&mut self, depth: usize) -> Result<PythonLiteral, LiteralFault> {
+    fn pairs(&mut self, depth: usize) -> Result<PythonLiteral, String> {
         let (mut pairs, mut has_comma): (Vec<(String, PythonLiteral)>, bool) = (Vec::new(), true);
         loop {
             self.skip_space();
@@ -200,7 +190,7 @@ impl LiteralParser<'_> {
         }
     }
 
-    fn integer(&mut self) -> Result<PythonLiteral, LiteralFault> {
+    fn integer(&mut self) -> Result<PythonLiteral, String> {
         let digits = self.rest().bytes().take_while(u8::is_ascii_digit).count();
         let number = self.rest()[..digits].parse().map_err(|_| self.fault("a number of more than 64 bits"))?;
         self.at += digits;
@@ -209,7 +199,7 @@ impl LiteralParser<'_> {
         Ok(PythonLiteral::Integer(number))
     }
 
-    fn string(&mut self) -> Result<String, LiteralFault> {
+    fn string(&mut self) -> Result<String, String> {
         let mut text = String::new();
         let mut chars = self.rest().char_indices();
         let quote = chars.next().map_or('\'', |(_, quote)| quote);
@@ -252,9 +242,11 @@ impl LiteralParser<'_> {
 mod tests {
     use super::*;
 
-    fn printed(text: &str) -> Result<String, &'static str> {
+    /// The literal, or the reason why it is none.
+    fn printed(text: &str) -> Result<String, String> {
         let mut out = String::new();
-        PythonLiteral::parse(text).map_err(|fault| fault.reason)?.print(&mut out);
+        let parsed = PythonLiteral::parse(text);
+        parsed.map_err(|fault| fault.rsplit_once(" at character ").unwrap().0.to_owned())?.print(&mut out);
         Ok(out)
     }
 
@@ -291,11 +283,11 @@ mod tests {
             ("1 2", "text after the end"),
             ("(,)", "neither a string, a number, a tuple, a list nor a dict"),
         ] {
-            assert_eq!(printed(text), Err(reason), "{text}");
+            assert_eq!(printed(text).as_deref(), Err(&reason.to_owned()), "{text}");
         }
         let keys: String = (0..=KEYS_MAX).map(|key| format!("'{key}': 0, ")).collect();
-        assert_eq!(printed(&format!("{{{keys}}}")), Err("a dict of too many keys"));
-        assert_eq!(printed(&"(".repeat(1 << 20)), Err("nested too deeply"));
+        assert_eq!(printed(&format!("{{{keys}}}")), Err("a dict of too many keys".into()));
+        assert_eq!(printed(&"(".repeat(1 << 20)), Err("nested too deeply".into()));
         let deep = [&"[".repeat(DEPTH_MAX)[..], &"]".repeat(DEPTH_MAX)].concat();
         assert_eq!(printed(&deep).as_deref(), Ok(&deep[..]));
     }

@@ -6,23 +6,13 @@
 
 mod array;
 mod descr;
-mod error;
 mod literal;
 mod npy;
 mod npz;
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-
 pub use descr::{element_size, is_own};
-pub use error::{NumpyError, NumpyFault};
 pub use npy::{is_npy, lint_npy, parse_npy};
 pub use npz::{is_npz, lint_npz, parse_npz};
-
-/// Whether a file has arrays by its name.
-pub fn is_array(name: &OsStr) -> bool {
-    [".npy", ".npz"].iter().any(|suffix| name.as_bytes().ends_with(suffix.as_bytes()))
-}
 
 /// Name of the format of a file of one array, in headers and messages.
 pub const NPY: &str = "npy";
@@ -33,7 +23,6 @@ pub const NPZ: &str = "npz";
 /// Follows the name of an array in the name of its entry in an archive.
 const SUFFIX: &str = ".npy";
 
-/// The first bytes of an array.
 const MAGIC: &[u8] = b"\x93NUMPY";
 
 /// Maximum size of the header of an array in bytes. NumPy itself reads at most 10,000 bytes unless it is told to trust

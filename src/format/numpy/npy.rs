@@ -1,46 +1,44 @@
 //! A file of one array.
 
 use super::array;
-use super::error::{NumpyError, NumpyFault};
 use super::{MAGIC, NPY, UNNAMED};
+use crate::format::error::Error;
 use crate::format::header::{Header, HeaderBuilder, ParseMode};
 use crate::format::input::{HeaderInput, MissingRange};
-use crate::format::lint::{HeaderLint, LintKind};
+use crate::format::lint::HeaderLint;
+use crate::rules::CheckRule;
+use std::ops::Range;
 
-/// Whether a file begins with the magic number.
 pub fn is_npy(input: &HeaderInput) -> Result<bool, MissingRange> {
     Ok(input.get(0..MAGIC.len() as u64)? == MAGIC)
 }
 
-/// Reads the header of a file.
-pub fn parse_npy(input: &HeaderInput, mode: ParseMode) -> Result<Header, NumpyError> {
-    let array = array::read_array_header(input, &(0..input.len()))?.map_err(NumpyError::Array)?;
-    let (end, len) = (array.range.end, input.len());
+pub fn parse_npy(input: &HeaderInput, mode: ParseMode) -> Result<Header, Error> {
+    let array = array::read_array_header(input, &(0..input.len()));
+    let array = array.map_err(|error| error.map_part(|fault| Error::Broken(format!("NumPy array: {fault}"))))?;
+    let (Range { start, end }, len) = (array.range.clone(), input.len());
     if end > len && mode == ParseMode::Strict {
-        return Err(NumpyError::DataCut { end, len });
+        return Err(Error::data_cut(end, len));
     }
     let mut builder = HeaderBuilder::new(mode);
     builder.version(array.version.into());
-    let start = array.range.start;
-    let name = builder.name(UNNAMED);
     if end > len && mode == ParseMode::Lenient {
-        builder.skip_entry(&name, || NumpyFault::Outside { begin: start, end, len }.to_string());
+        builder.skip(UNNAMED, || array::outside(&array.range, len));
     } else {
-        array.push(name, &mut builder);
+        array.push(UNNAMED, &mut builder);
     }
     // One name is never repeated.
-    builder.finish(NPY, None, start, String::new).map_err(|_| NumpyError::Array(NumpyFault::Shape))
+    builder.finish(NPY, None, start, "")
 }
 
-/// Reports what is unusual in a sound header.
 pub fn lint_npy(header: &Header, input: &HeaderInput, found: &mut dyn FnMut(HeaderLint)) -> Result<(), MissingRange> {
-    let end = header.tensors().map(|tensor| tensor.range.end).max().unwrap_or(header.data_start());
+    let end = header.data_end();
     let more = input.len().saturating_sub(end);
     if more > 0 {
         let next = input.get(end..end + MAGIC.len() as u64)?;
         let what = if next == MAGIC { ", which begin with another array" } else { "" };
         let message = format!("{more} bytes after the array{what}; only the first array of a file is read");
-        found(HeaderLint { kind: LintKind::Trailing, subject: None, message });
+        found(HeaderLint::new(CheckRule::Trailing, None, message));
     }
     Ok(())
 }
@@ -57,7 +55,7 @@ mod tests {
         [MAGIC, &[version, 0], &length, dict.as_bytes(), &vec![7; data]].concat()
     }
 
-    fn read(file: &[u8], mode: ParseMode) -> Result<Header, NumpyError> {
+    fn read(file: &[u8], mode: ParseMode) -> Result<Header, Error> {
         parse_npy(&HeaderInput::with_prefix(file.len() as u64, file.to_vec()), mode)
     }
 
@@ -70,8 +68,8 @@ mod tests {
             let tensor = header.tensor(0);
             let start = start + DICT.len() as u64;
             assert_eq!((tensor.name, tensor.dtype.name(), tensor.shape), (UNNAMED, "F32", &[2, 3][..]));
-            assert_eq!((tensor.range, header.data_start()), (start..start + 24, start));
-            assert_eq!(header.version(), Some(version.into()));
+            assert_eq!((tensor.range, header.data_start), (start..start + 24, start));
+            assert_eq!(header.version, Some(version.into()));
         }
         // Latin-1, and UTF-8.
         let latin = b"{'descr': [('\xe9', '<f4')], 'fortran_order': False, 'shape': ()}";
@@ -89,7 +87,7 @@ mod tests {
         let mut asked = 0;
         let header = loop {
             match parse_npy(&input, ParseMode::Strict) {
-                Err(NumpyError::Missing(MissingRange(range))) => {
+                Err(Error::Missing(MissingRange(range))) => {
                     assert!(range.end <= 10 + DICT.len() as u64, "{range:?}");
                     input.add(range.start, whole[range.start as usize..range.end as usize].to_vec());
                     asked += 1;
@@ -110,14 +108,14 @@ mod tests {
             (file(4, DICT, 24), "version 4 of the array format"),
             (file(0, DICT, 24), "version 0 of the array format"),
             (MAGIC.to_vec(), "does not begin with the magic number"),
-            (file(1, DICT, 0)[..11].to_vec(), "cut short: its header goes on to byte 69, but it ends at byte 11"),
-            (file(2, DICT, 0)[..11].to_vec(), "cut short: its header goes on to byte 12, but it ends at byte 11"),
+            (file(1, DICT, 0)[..11].to_vec(), "truncated: its header goes on to byte 69, but it ends at byte 11"),
+            (file(2, DICT, 0)[..11].to_vec(), "truncated: its header goes on to byte 12, but it ends at byte 11"),
             (
                 [MAGIC, b"\x02\0\xff\xff\xff\xff"].concat(),
                 "its header has 4294967295 bytes; weightfs reads at most 1048576",
             ),
-            (file(3, "\u{e9}", 0)[..13].to_vec(), "cut short"),
-            (file(1, DICT, 23), "cut short: the data ends at byte 93, but the file ends at byte 92; 1 bytes missing"),
+            (file(3, "\u{e9}", 0)[..13].to_vec(), "truncated"),
+            (file(1, DICT, 23), "truncated: the data ends at byte 93, but the file ends at byte 92; 1 bytes missing"),
             (file(1, "(1,)", 0), "its header is not a dict"),
             (file(1, "__import__('os').system('id')", 0), "not a Python literal: neither a string"),
             (file(1, "{}", 0), "its header has no descr"),
@@ -149,8 +147,8 @@ mod tests {
     fn cut_array_is_left_out_in_lenient_mode() {
         let file = file(1, DICT, 20);
         let header = read(&file, ParseMode::Lenient).unwrap();
-        assert_eq!((header.len(), header.skipped().total()), (0, 1));
-        let skipped = &header.skipped().listed()[0];
+        assert_eq!((header.len(), header.skipped.total()), (0, 1));
+        let skipped = &header.skipped.listed()[0];
         assert_eq!(skipped.reason, "its data takes bytes 69 to 93, but the file ends at byte 89");
         assert_eq!(read(&file, ParseMode::Header).unwrap().len(), 1);
     }

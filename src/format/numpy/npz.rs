@@ -5,13 +5,14 @@
 //! file is sound. Checksums are not verified.
 
 use super::array;
-use super::error::{NumpyError, NumpyFault};
 use super::{NPZ, SUFFIX};
-use crate::format::header::{BuildError, Header, HeaderBuilder, ParseMode};
-use crate::format::input::{HeaderInput, MissingRange};
-use crate::format::lint::{HeaderLint, LintKind};
+use crate::format::error::Error;
+use crate::format::header::{Header, HeaderBuilder, ParseMode};
+use crate::format::input::{HeaderInput, MissingRange, join_ranges};
+use crate::format::lint::HeaderLint;
 use crate::format::pytorch::is_pickle;
 use crate::format::zip::{self, ZipDirectory};
+use crate::rules::CheckRule;
 use crate::text::quote;
 use std::ops::Range;
 
@@ -35,30 +36,25 @@ pub fn is_npz(input: &HeaderInput) -> Result<bool, MissingRange> {
     }
     match ZipDirectory::read(input) {
         Ok(directory) => {
-            let first = directory.in_file_order().next();
-            let is_array = first.is_some_and(|at| directory.name(at).ends_with(SUFFIX));
+            let is_array = directory.first.is_some_and(|at| directory.name(at).ends_with(SUFFIX));
             Ok(is_array && !(0..directory.len()).any(|at| is_pickle(directory.name(at))))
         }
-        Err(zip::ZipError::Missing(missing)) => Err(missing),
-        Err(zip::ZipError::Fault(_)) => Ok(zip::first_name(input)?.ends_with(SUFFIX)),
+        Err(Error::Missing(missing)) => Err(missing),
+        Err(_) => Ok(zip::first_name(input)?.ends_with(SUFFIX)),
     }
 }
 
-/// An entry with an array.
 struct NpzMember<'d> {
-    /// The index in the directory.
     at: usize,
-    /// The name of the array.
     name: &'d str,
     /// The array with its header, in bytes from the start of the file.
     range: Range<u64>,
 }
 
-/// Reads the headers of all arrays.
-pub fn parse_npz(input: &HeaderInput, mode: ParseMode) -> Result<Header, NumpyError> {
+pub fn parse_npz(input: &HeaderInput, mode: ParseMode) -> Result<Header, Error> {
     let directory = ZipDirectory::read(input)?;
     if mode != ParseMode::Lenient {
-        directory.check_names().map_err(NumpyError::Zip)?;
+        directory.check_names()?;
     }
     let mut reader = NpzReader { builder: HeaderBuilder::new(mode), left_out: None, start: None };
     let mut found = Vec::new();
@@ -73,43 +69,37 @@ pub fn parse_npz(input: &HeaderInput, mode: ParseMode) -> Result<Header, NumpyEr
         };
         match directory.check_stored(at) {
             Ok(()) => found.push((at, array)),
-            Err(fault @ (zip::ZipFault::Compressed { .. } | zip::ZipFault::Encrypted { .. })) => {
-                reader.leave_out(array, NumpyFault::Packed { fault: fault.to_string() });
+            Err(Error::Unsupported(fault)) => {
+                let remedy = "load it with numpy.load, and save it with numpy.savez, which does not compress";
+                reader.leave_out(array, Error::Unsupported(format!("{fault} ({remedy})")))?;
             }
-            Err(fault) => reader.refuse(array, NumpyFault::Entry { fault: fault.to_string() })?,
+            Err(error) => reader.leave_out(array, error)?,
         }
     }
     // In the order of the file, so that neighbours are read together.
     found.sort_unstable_by_key(|(at, _)| directory.entry(*at).header);
     let (members, broken) = request(input, &directory, found)?;
-    for (name, fault) in broken {
-        reader.refuse(name, NumpyFault::Entry { fault: fault.to_string() })?;
+    for (name, error) in broken {
+        reader.leave_out(name, error)?;
     }
     for NpzMember { at, name, range } in members {
-        if let Some(fault) = directory.check_local(input, at, &range)? {
-            reader.refuse(name, NumpyFault::Entry { fault: fault.to_string() })?;
-            continue;
-        }
-        let end = range.end;
-        match array::read_array_header(input, &range)? {
-            Ok(array) if array.range.end > end => {
-                let fault = NumpyFault::Outside { begin: array.range.start, end: array.range.end, len: end };
-                reader.refuse(name, fault)?;
+        let checked = directory.check_local(input, at, &range);
+        match checked.and_then(|()| array::read_array_header(input, &range)) {
+            Ok(array) if array.range.end > range.end => {
+                reader.leave_out(name, Error::Broken(array::outside(&array.range, range.end)))?;
             }
             Ok(array) => {
                 reader.start = reader.start.or(Some(array.range.start));
-                let name = reader.builder.name(name);
                 array.push(name, &mut reader.builder);
             }
-            Err(fault @ NumpyFault::Objects) => reader.leave_out(name, fault),
-            Err(fault) => reader.refuse(name, fault)?,
+            Err(error) => reader.leave_out(name, error)?,
         }
     }
     reader.finish(input.len())
 }
 
 /// Arrays, and the names of others with what is wrong with their local headers.
-type Located<'d> = (Vec<NpzMember<'d>>, Vec<(&'d str, zip::ZipFault)>);
+type Located<'d> = (Vec<NpzMember<'d>>, Vec<(&'d str, Error)>);
 
 /// Requests the local header and the header of each array, neighbours together. `found` has the indices in the
 /// directory and the names, in the order of the file.
@@ -119,103 +109,106 @@ fn request<'d>(
     input: &HeaderInput,
     directory: &ZipDirectory,
     found: Vec<(usize, &'d str)>,
-) -> Result<Located<'d>, NumpyError> {
-    let arrays = found.len();
-    let begin = |(at, _): &(usize, &str)| directory.entry(*at).header;
-    let end = |(at, _): &(usize, &str)| directory.space(*at).end.min(directory.local_end(*at).saturating_add(HEAD));
-    let (mut rest, mut groups) = (&found[..], Vec::new());
-    while let Some(first) = rest.first() {
-        let limit = begin(first).saturating_add(TOGETHER);
-        let count = rest.iter().take_while(|member| end(member) <= limit).count().max(1);
-        let (group, after) = rest.split_at(count);
-        groups.push(begin(first)..group.last().map_or(0, end));
-        rest = after;
-    }
-    let mut reads = groups.len();
-    check_work(reads, arrays)?;
-    groups.into_iter().try_for_each(|group| input.get(group).map(drop))?;
-    let (mut members, mut broken) = (Vec::with_capacity(arrays), Vec::new());
-    // Long fields and headers, which others may follow.
-    let mut read_to = 0;
-    let mut more = |range: &Range<u64>, first: u64, end: u64| -> Result<(), NumpyError> {
-        if end > first.max(read_to) {
-            read_to = range.start.saturating_add(TOGETHER).max(end);
-            reads += 1;
-            check_work(reads, arrays)?;
-            input.get(range.start..read_to)?;
-        }
-        Ok(())
-    };
+) -> Result<Located<'d>, Error> {
+    let heads = found.iter().map(|(at, _)| directory.entry(*at).header..head_end(directory, *at));
+    let groups = join_ranges(heads, TOGETHER, TOGETHER);
+    let mut budget = ReadBudget { reads: groups.len(), arrays: found.len(), read_to: 0 };
+    budget.check()?;
+    input.require(groups.into_iter().map(|(_, group)| group))?;
+    let (mut members, mut broken) = (Vec::with_capacity(found.len()), Vec::new());
     for (at, name) in found {
-        match directory.local_range(input, at)? {
-            Ok(range) => {
-                let first = end(&(at, name));
-                more(&range, first, range.end.min(range.start.saturating_add(array::FIXED)))?;
-                if let Ok((_, text)) = array::locate(input, &range)? {
-                    more(&range, first, text.end)?;
-                }
-                members.push(NpzMember { at, name, range });
+        let range = match directory.local_range(input, at) {
+            Ok(range) => range,
+            Err(error) => {
+                broken.push((name, Error::Broken(error.fault()?)));
+                continue;
             }
-            Err(fault) => broken.push((name, fault)),
+        };
+        // Long fields and headers, which others may follow.
+        let read_to = head_end(directory, at);
+        budget.request(input, &range, read_to, range.end.min(range.start.saturating_add(array::FIXED)))?;
+        match array::locate(input, &range) {
+            Ok((_, text)) => budget.request(input, &range, read_to, text.end)?,
+            Err(error) => drop(error.fault()?),
         }
+        members.push(NpzMember { at, name, range });
     }
     Ok((members, broken))
 }
 
-/// Fails if too much time would be needed.
-fn check_work(reads: usize, arrays: usize) -> Result<(), NumpyError> {
-    match reads > READS_MAX || reads.saturating_mul(arrays) > WORK_MAX {
-        true => Err(NumpyError::TooMany { arrays }),
-        false => Ok(()),
+/// The end of what is read first of an entry.
+fn head_end(directory: &ZipDirectory, at: usize) -> u64 {
+    directory.entry(at).space().end.min(directory.entry(at).local_end().saturating_add(HEAD))
+}
+
+/// The reads that an archive may take.
+struct ReadBudget {
+    reads: usize,
+    arrays: usize,
+    read_to: u64,
+}
+
+impl ReadBudget {
+    /// Fails if too much time would be needed.
+    fn check(&self) -> Result<(), Error> {
+        match self.reads > READS_MAX || self.reads.saturating_mul(self.arrays) > WORK_MAX {
+            true => Err(Error::Limit(format!(
+                "{} arrays, whose headers are too far apart to be read (save at most 1000 large arrays in a file)",
+                self.arrays
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// Requests the bytes of `range` up to `end`, and what follows them, if they were not read before.
+    fn request(&mut self, input: &HeaderInput, range: &Range<u64>, head_end: u64, end: u64) -> Result<(), Error> {
+        if end > head_end.max(self.read_to) {
+            self.read_to = range.start.saturating_add(TOGETHER).max(end);
+            self.reads += 1;
+            self.check()?;
+            input.get(range.start..self.read_to)?;
+        }
+        Ok(())
     }
 }
 
-/// Reports what was left out of a sound file.
 pub fn lint_npz(header: &Header, _: &HeaderInput, found: &mut dyn FnMut(HeaderLint)) -> Result<(), MissingRange> {
-    for skipped in header.skipped().listed() {
-        let message = format!("left out {}: {}", quote(&skipped.name), skipped.reason);
-        found(HeaderLint { kind: LintKind::LeftOut, subject: Some(skipped.name.clone()), message });
+    for skipped in header.skipped.listed() {
+        let message = format!("skipped {}: {}", quote(&skipped.name), skipped.reason);
+        found(HeaderLint::new(CheckRule::LeftOut, Some(&skipped.name), message));
     }
     Ok(())
 }
 
 struct NpzReader {
     builder: HeaderBuilder,
-    /// The first array that was left out although the file is sound.
-    left_out: Option<(String, NumpyFault)>,
+    /// The first array that was left out although the file is sound, and why.
+    left_out: Option<(String, String)>,
     /// The start of the data of the first array, in bytes from the start of the file.
     start: Option<u64>,
 }
 
 impl NpzReader {
-    /// Leaves out an array of a sound file.
-    fn leave_out(&mut self, name: &str, fault: NumpyFault) {
-        self.builder.skip(name, || fault.to_string());
-        self.left_out.get_or_insert_with(|| (name.to_owned(), fault));
-    }
-
-    /// Leaves out an array that breaks a rule, or fails.
-    fn refuse(&mut self, name: &str, fault: NumpyFault) -> Result<(), NumpyError> {
-        if self.builder.mode() != ParseMode::Lenient {
-            return Err(NumpyError::Tensor { name: name.to_owned(), fault });
+    /// Leaves out an array that weightfs cannot show. For an array that breaks a rule, only lenient mode does so.
+    fn leave_out(&mut self, name: &str, error: Error) -> Result<(), Error> {
+        let is_sound = matches!(error, Error::Unsupported(_));
+        let (name, fault) = (name.to_owned(), error.fault()?);
+        self.builder.skip(&name, || fault.clone());
+        match self.builder.mode() {
+            _ if is_sound => drop(self.left_out.get_or_insert((name, fault))),
+            ParseMode::Lenient => {}
+            ParseMode::Strict | ParseMode::Header => return Err(Error::Tensor { name, fault }),
         }
-        self.builder.skip(name, || fault.to_string());
         Ok(())
     }
 
-    fn finish(self, len: u64) -> Result<Header, NumpyError> {
+    fn finish(self, len: u64) -> Result<Header, Error> {
         let Self { builder, left_out, start } = self;
         match left_out {
             // An archive in which nothing can be read is not an empty model.
-            Some((name, fault)) if start.is_none() => return Err(NumpyError::Tensor { name, fault }),
-            _ => {}
+            Some((name, fault)) if start.is_none() => Err(Error::Tensor { name, fault }),
+            _ => builder.finish(NPZ, None, start.unwrap_or(len), "its name occurs more than once"),
         }
-        let header = builder.finish(NPZ, None, start.unwrap_or(len), || NumpyFault::Duplicate.to_string());
-        header.map_err(|error| match error {
-            BuildError::Duplicate { name } => NumpyError::Tensor { name, fault: NumpyFault::Duplicate },
-            // Not reachable: the directory is smaller than 2^32 bytes.
-            BuildError::TooLarge => NumpyError::TooMany { arrays: 0 },
-        })
     }
 }
 
@@ -253,12 +246,12 @@ mod tests {
         [&file[..], &directory, b"PK\x05\x06\0\0\0\0", &count, &count, &size, &at, &[0, 0]].concat()
     }
 
-    fn read(file: &[u8], mode: ParseMode) -> Result<Header, NumpyError> {
+    fn read(file: &[u8], mode: ParseMode) -> Result<Header, Error> {
         parse_npz(&HeaderInput::with_prefix(file.len() as u64, file.to_vec()), mode)
     }
 
     fn reasons(header: &Header) -> Vec<(&str, &str)> {
-        header.skipped().listed().iter().map(|skipped| (&skipped.name[..], &skipped.reason[..])).collect()
+        header.skipped.listed().iter().map(|skipped| (&skipped.name[..], &skipped.reason[..])).collect()
     }
 
     #[test]
@@ -270,7 +263,7 @@ mod tests {
         let second = first + 24 + 30 + 4 + 30 + 5 + head;
         let found: Vec<_> = header.tensors().map(|tensor| (tensor.name, tensor.range)).collect();
         assert_eq!(found, [("b/c", first..first + 24), ("a", second..second + 24)]);
-        assert_eq!((header.data_start(), header.skipped().total()), (first, 0));
+        assert_eq!((header.data_start, header.skipped.total()), (first, 0));
     }
 
     #[test]
@@ -315,7 +308,7 @@ mod tests {
         assert!(reasons[2].0 == "c" && reasons[2].1.starts_with("Python objects"), "{reasons:?}");
         let mut found = Vec::new();
         lint_npz(&header, &HeaderInput::new(0), &mut |lint| found.push(lint.message)).unwrap();
-        assert_eq!((found.len(), &found[1][..]), (3, "left out \"readme.txt\": not an array"));
+        assert_eq!((found.len(), &found[1][..]), (3, "skipped \"readme.txt\": not an array"));
         // Nothing is left.
         let error = read(&archive(&entries[1..]), ParseMode::Lenient).unwrap_err().to_string();
         assert!(error.starts_with("tensor \"b\": zip archive: entry \"b.npy\" is compressed"), "{error}");
@@ -337,7 +330,7 @@ mod tests {
             assert!(error.contains(expected), "{error}\n{expected}");
             // The other arrays are sound.
             let header = read(&file, ParseMode::Lenient).unwrap();
-            assert_eq!((header.len(), header.skipped().total()), (2, 1), "{expected}");
+            assert_eq!((header.len(), header.skipped.total()), (2, 1), "{expected}");
         }
     }
 
@@ -352,7 +345,7 @@ mod tests {
         let (mut asked, mut bytes) = (0, 0);
         let header = loop {
             match parse_npz(&input, ParseMode::Strict) {
-                Err(NumpyError::Missing(MissingRange(range))) => {
+                Err(Error::Missing(MissingRange(range))) => {
                     asked += 1;
                     bytes += range.end - range.start;
                     input.add(range.start, file[range.start as usize..range.end as usize].to_vec());
@@ -396,7 +389,7 @@ mod tests {
         let file = archive(&names.iter().map(|name| sound(name, &array(&long, 24))).collect::<Vec<_>>());
         let mut input = HeaderInput::new(file.len() as u64);
         let mut asked = 0;
-        while let Err(NumpyError::Missing(MissingRange(range))) = parse_npz(&input, ParseMode::Strict) {
+        while let Err(Error::Missing(MissingRange(range))) = parse_npz(&input, ParseMode::Strict) {
             input.add(range.start, file[range.start as usize..range.end as usize].to_vec());
             asked += 1;
         }

@@ -1,21 +1,25 @@
 //! The entries of an archive that torch has written: the pickle and the storages.
 
-use super::PICKLE_MAX;
-use super::error::{PytorchError, PytorchFault};
-use super::pickle::{self, PickleTree};
+use super::{PICKLE_MAX, checkpoint_error};
+use crate::format::error::Error;
 use crate::format::header::ParseMode;
-use crate::format::input::HeaderInput;
+use crate::format::input::{HeaderInput, MissingRange, join_ranges};
+use crate::format::pickle::{PickleTree, load_pickle};
 use crate::format::zip::{self, ZipDirectory};
+use crate::text::quote;
 use std::collections::HashMap;
 use std::ops::Range;
 
 /// The entry that describes the tensors.
 const PICKLE: &str = "data.pkl";
 
+const NO_PICKLE: &str = "no entry data.pkl in the zip archive (was the program that saved it interrupted?)";
+
+const NO_BYTE_ORDER: &str = "the entry byteorder is neither \"little\" nor \"big\"";
+
 /// Maximum size of the entry `byteorder`: that of the longer word.
 const BYTE_ORDER_MAX: u64 = "little".len() as u64;
 
-/// Maximum size of the entry with the alignment.
 const ALIGNMENT_LEN_MAX: u64 = 20;
 
 /// The alignment of storages if no entry gives another one, in bytes.
@@ -24,126 +28,137 @@ const ALIGNMENT: u64 = 64;
 /// If so many bytes or fewer lie between two entries, both are read at once.
 const TOGETHER: u64 = 16 << 10;
 
-/// An archive that torch has written.
-pub struct TorchArchive<'d> {
-    directory: &'d ZipDirectory,
-    /// The storages by their keys: the entry, and the range of its bytes or why it is not known.
-    storages: HashMap<&'d str, (usize, Result<Range<u64>, zip::ZipFault>)>,
-    /// Whether numbers are in big-endian order.
+pub struct TorchStorages<'d> {
     pub is_big_endian: bool,
+    /// By the keys of the storages: the ranges of their bytes, or why they are not known.
+    ranges: HashMap<&'d str, Result<Range<u64>, String>>,
+}
+
+pub struct TorchArchive<'d> {
+    pub storages: TorchStorages<'d>,
     /// The entries whose bytes are used, and where they are.
     pub used: Vec<(usize, Range<u64>)>,
+    /// The start of the data, in bytes from the start of the file.
+    pub data_start: u64,
     pickle: Range<u64>,
 }
 
 impl<'d> TorchArchive<'d> {
-    /// Finds the entries that torch reads.
-    pub fn read(directory: &'d ZipDirectory, input: &HeaderInput, mode: ParseMode) -> Result<Self, PytorchError> {
+    pub fn read(directory: &'d ZipDirectory, input: &HeaderInput, mode: ParseMode) -> Result<Self, Error> {
+        Self::find(directory, input, mode).map_err(|error| error.map_part(checkpoint_error))
+    }
+
+    fn find(directory: &'d ZipDirectory, input: &HeaderInput, mode: ParseMode) -> Result<Self, Error> {
         let mut pickles = (0..directory.len()).filter(|at| is_pickle(directory.name(*at)));
-        let at = pickles.next().ok_or(PytorchError::NoPickle)?;
+        let at = pickles.next().ok_or_else(|| NO_PICKLE.to_owned())?;
         if let Some(other) = pickles.next() {
-            let (a, b) = (directory.name(at).to_owned(), directory.name(other).to_owned());
-            return Err(PytorchError::Pickles { a, b });
+            let (a, b) = (quote(directory.name(at)), quote(directory.name(other)));
+            return Err(Error::Broken(format!("both {a} and {b} could be the pickle")));
         }
-        let prefix = prefix(directory.name(at)).ok_or(PytorchError::NoPickle)?;
-        let own = |at: usize| directory.name(at).strip_prefix(prefix);
+        let prefix = prefix(directory.name(at)).ok_or_else(|| NO_PICKLE.to_owned())?;
         if mode != ParseMode::Lenient {
             directory.check_names()?;
         }
         directory.check_stored(at)?;
         let size = directory.entry(at).size;
         if size > PICKLE_MAX {
-            return Err(PytorchError::LongPickle { size });
+            return Err(Error::Broken(format!("data.pkl has {size} bytes; weightfs reads at most {PICKLE_MAX}")));
         }
-        let short = |name, max: u64| {
-            let found = (0..directory.len()).rfind(|at| own(*at) == Some(name));
-            found.filter(|at| directory.check_stored(*at).is_ok() && directory.entry(*at).size <= max)
-        };
-        let byte_order = short("byteorder", BYTE_ORDER_MAX);
-        let alignment = short(".storage_alignment", ALIGNMENT_LEN_MAX);
-        if byte_order.is_none() && (0..directory.len()).any(|at| own(at) == Some("byteorder")) {
-            return Err(PytorchError::ByteOrder);
+        // The last of repeated names counts, as in torch.
+        let names = (0..directory.len()).filter_map(|at| Some((directory.name(at).strip_prefix(prefix)?, at)));
+        let entries: HashMap<&str, usize> = names.clone().collect();
+        let byte_order = short_entry(directory, &entries, "byteorder", BYTE_ORDER_MAX);
+        let alignment = short_entry(directory, &entries, ".storage_alignment", ALIGNMENT_LEN_MAX);
+        if byte_order.is_none() && entries.contains_key("byteorder") {
+            return Err(Error::Broken(NO_BYTE_ORDER.to_owned()));
         }
+        // Requires these entries with their local headers, neighbours together.
         let mut small: Vec<usize> = [Some(at), byte_order, alignment].into_iter().flatten().collect();
         small.sort_unstable_by_key(|at| directory.entry(*at).header);
-        read_together(directory, input, &small)?;
-        let bytes = |at: usize| -> Result<(Range<u64>, &[u8]), PytorchError> {
-            let range = directory.local_range(input, at)??;
-            Ok((range.clone(), input.get(range)?))
-        };
-        let (pickle, _) = bytes(at)?;
+        let groups = join_ranges(small.iter().map(|at| directory.entry(*at).space()), TOGETHER, u64::MAX);
+        input.require(groups.into_iter().map(|(_, group)| group))?;
+        let pickle = directory.local_range(input, at)?;
         let mut used = vec![(at, pickle.clone())];
-        let is_big_endian = match byte_order.map(bytes).transpose()? {
-            None => false,
-            Some((_, b"little")) => false,
-            Some((_, b"big")) => true,
-            Some(_) => return Err(PytorchError::ByteOrder),
-        };
+        let mut is_big_endian = false;
         if let Some(at) = byte_order {
-            used.push((at, bytes(at)?.0));
+            let range = directory.local_range(input, at)?;
+            is_big_endian = match input.get(range.clone())? {
+                b"little" => false,
+                b"big" => true,
+                _ => return Err(Error::Broken(NO_BYTE_ORDER.to_owned())),
+            };
+            used.push((at, range));
         }
-        let alignment = alignment.map(bytes).transpose()?.map_or(Some(ALIGNMENT), |(_, text)| {
-            let number = str::from_utf8(text).ok()?.trim().parse().ok();
-            number.filter(|number: &u64| *number > 0)
-        });
-        // The local header of the pickle shows whether torch has written the archive.
         let alignment = match alignment {
-            Some(alignment) if directory.is_by_torch(input, at, alignment)? => Some(alignment),
-            _ => None,
+            Some(at) => {
+                let text = str::from_utf8(input.get(directory.local_range(input, at)?)?).unwrap_or_default();
+                text.trim().parse().unwrap_or(0)
+            }
+            None => ALIGNMENT,
         };
-        let wanted = (0..directory.len()).filter(|at| own(*at).is_some_and(|name| name.starts_with("data/")));
-        let wanted: Vec<usize> = wanted.collect();
-        let mut ranges = directory.ranges(input, &wanted, alignment)?;
+        // The local header of the pickle shows whether torch has written the archive.
+        let is_by_torch = alignment > 0 && directory.is_by_torch(input, at, alignment)?;
+        let (keys, wanted): (Vec<&str>, Vec<usize>) =
+            names.filter_map(|(name, at)| Some((name.strip_prefix("data/")?, at))).unzip();
+        let mut ranges = directory.ranges(input, &wanted, is_by_torch.then_some(alignment))?;
         if mode != ParseMode::Lenient
             && let Some(at) = ranges.iter().position(Result::is_err)
         {
-            return Err(ranges.swap_remove(at).err().map_or(PytorchError::NoPickle, PytorchError::Zip));
+            ranges.swap_remove(at)?;
         }
         let known = wanted.iter().zip(&ranges).filter_map(|(at, range)| Some((*at, range.clone().ok()?)));
         used.extend(known);
-        let storages = wanted.iter().zip(ranges);
-        let storages = storages.filter_map(|(at, range)| Some((own(*at)?.strip_prefix("data/")?, (*at, range))));
-        // The last of repeated names counts, as in torch.
-        let storages = storages.collect();
-        Ok(Self { directory, storages, is_big_endian, used, pickle })
+        let data_start = ranges.iter().flatten().map(|range| range.start).min().unwrap_or(pickle.end);
+        let ranges = keys.into_iter().zip(wanted.into_iter().zip(ranges)).map(|(key, (at, range))| {
+            let stored = directory.check_stored(at).map_err(|error| error.to_string());
+            (key, stored.and(range))
+        });
+        let storages = TorchStorages { is_big_endian, ranges: ranges.collect() };
+        Ok(Self { storages, used, data_start, pickle })
     }
 
-    /// The start of the data, in bytes from the start of the file.
-    pub fn data_start(&self) -> u64 {
-        let known = self.storages.values().filter_map(|(_, range)| range.as_ref().ok());
-        known.map(|range| range.start).min().unwrap_or(self.pickle.end)
-    }
-
-    /// Size of the entry of the pickle in bytes.
     pub fn pickle_len(&self) -> u64 {
         self.pickle.end - self.pickle.start
     }
 
-    /// The values of the pickle.
-    pub fn tree<'i>(&self, input: &'i HeaderInput) -> Result<PickleTree<'i>, PytorchError> {
-        Ok(pickle::load_pickle(input.get(self.pickle.clone())?)?)
-    }
-
-    /// The name of the entry of a storage, and its range.
-    pub fn storage(&self, key: &str) -> Result<(String, Range<u64>), PytorchFault> {
-        let entry = || format!("data/{key}");
-        let (at, range) = self.storages.get(key).ok_or_else(|| PytorchFault::NoEntry { entry: entry() })?;
-        self.directory.check_stored(*at)?;
-        Ok((entry(), range.clone()?))
+    pub fn tree<'i>(&self, input: &'i HeaderInput) -> Result<PickleTree<'i>, Error> {
+        load_pickle(input.get(self.pickle.clone())?).map_err(checkpoint_error)
     }
 }
 
-/// Requires the entries `wanted`, which are in the order of the file, with their local headers. Neighbours are read
-/// together.
-fn read_together(directory: &ZipDirectory, input: &HeaderInput, wanted: &[usize]) -> Result<(), PytorchError> {
-    let mut groups: Vec<Range<u64>> = Vec::new();
-    for space in wanted.iter().map(|at| directory.space(*at)) {
-        match groups.last_mut() {
-            Some(group) if space.start <= group.end + TOGETHER => group.end = space.end.max(group.end),
-            _ => groups.push(space),
+impl TorchStorages<'_> {
+    /// The name of the entry of a storage, and its range.
+    pub fn find(&self, key: &str) -> Result<(String, Range<u64>), String> {
+        let entry = quote(&format!("data/{key}"));
+        match self.ranges.get(key) {
+            Some(range) => Ok((entry, range.clone()?)),
+            None => Err(format!("its storage {entry} is not in the archive")),
         }
     }
-    groups.into_iter().try_for_each(|group| Ok(input.get(group).map(drop)?))
+}
+
+/// Whether a file is an archive that torch has written, or the beginning of one.
+pub fn is_pytorch(input: &HeaderInput) -> Result<bool, MissingRange> {
+    if !zip::is_zip(input)? {
+        return Ok(false);
+    }
+    match ZipDirectory::read(input) {
+        Ok(directory) => Ok((0..directory.len()).any(|at| by_torch(directory.name(at)))),
+        Err(Error::Missing(missing)) => Err(missing),
+        // The first entry tells what a damaged archive should be.
+        Err(_) => Ok(by_torch(&zip::first_name(input)?)),
+    }
+}
+
+fn by_torch(name: &str) -> bool {
+    let member = name.split_once('/').map_or(name, |(_, member)| member);
+    prefix(name).is_some() || ["constants.pkl", "version", ".data/serialization_id"].contains(&member)
+}
+
+/// The entry with that name, if it is stored and has at most `max` bytes.
+fn short_entry(directory: &ZipDirectory, entries: &HashMap<&str, usize>, name: &str, max: u64) -> Option<usize> {
+    let found = entries.get(name).copied();
+    found.filter(|at| directory.check_stored(*at).is_ok() && directory.entry(*at).size <= max)
 }
 
 /// Whether a reader could take the entry of that name for the pickle. Torch looks entries up in any case.
@@ -155,6 +170,6 @@ pub fn is_pickle(name: &str) -> bool {
 }
 
 /// The prefix of `data.pkl` in its name; `None` for other entries.
-pub fn prefix(name: &str) -> Option<&str> {
+fn prefix(name: &str) -> Option<&str> {
     name.strip_suffix(PICKLE).filter(|prefix| prefix.is_empty() || prefix.ends_with('/') && prefix.len() > 1)
 }

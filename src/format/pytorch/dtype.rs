@@ -13,7 +13,6 @@ const fn dtype_number(name: &'static str, size: u32) -> TorchDtype {
     TorchDtype { name, size, word: size as u8 }
 }
 
-/// Bytes without a type.
 const UNTYPED: TorchDtype = dtype_number("U8", 1);
 
 /// Pairs of 4-bit numbers. The shape counts pairs.
@@ -54,7 +53,6 @@ const TYPES: [(&str, &str, TorchDtype); 29] = [
     ("QUInt2x4", "quint2x4", TorchDtype { name: "", size: 0, word: 0 }),
 ];
 
-/// The dtype of a storage class.
 pub fn of_storage(module: &str, name: &str) -> Option<TorchDtype> {
     if module == "torch.storage" && name == "UntypedStorage" {
         return Some(UNTYPED);

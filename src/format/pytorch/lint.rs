@@ -2,96 +2,89 @@
 //! that differ from the directory.
 
 use super::archive::TorchArchive;
-use super::error::PytorchError;
-use super::globals::{self, GlobalKind};
-use crate::format::error::Error as FormatError;
+use super::globals;
+use crate::format::error::Error;
 use crate::format::header::{Header, ParseMode};
 use crate::format::input::{HeaderInput, MissingRange};
-use crate::format::lint::{HeaderLint, LintKind};
+use crate::format::lint::HeaderLint;
+use crate::format::pickle::{GlobalDanger, global_danger};
 use crate::format::zip::ZipDirectory;
+use crate::rules::CheckRule;
 use crate::text::quote;
 use std::collections::{BTreeSet, HashSet};
 
 /// Reports everything in a sound file that readers accept, but that users should know.
 pub fn lint_pytorch(_: &Header, input: &HeaderInput, found: &mut dyn FnMut(HeaderLint)) -> Result<(), MissingRange> {
-    let missing = |error: PytorchError| match error {
-        PytorchError::Missing(missing) => Err(missing),
-        // The file was parsed before.
+    match lint_archive(input, found) {
+        Err(Error::Missing(missing)) => Err(missing),
+        // The file was parsed before, so that there is no other error.
         _ => Ok(()),
-    };
-    let directory = match ZipDirectory::read(input) {
-        Ok(directory) => directory,
-        Err(error) => return missing(error.into()),
-    };
-    let archive = match TorchArchive::read(&directory, input, ParseMode::Lenient) {
-        Ok(archive) => archive,
-        Err(error) => return missing(error),
-    };
+    }
+}
+
+const UNKNOWN_CALL: &str = "is not known to be harmless and may run code when Python loads the file; weightfs does not run \
+                            it";
+
+fn lint_archive(input: &HeaderInput, found: &mut dyn FnMut(HeaderLint)) -> Result<(), Error> {
+    let directory = ZipDirectory::read(input)?;
+    let archive = TorchArchive::read(&directory, input, ParseMode::Lenient)?;
     // Before the pickle is parsed, because the lint starts again for each that is missing.
     let mut wanted: Vec<usize> = archive.used.iter().map(|(at, _)| *at).collect();
     let count = directory.require(input, &mut wanted)?;
     let left: HashSet<usize> = wanted[count..].iter().copied().collect();
     let used = archive.used.iter().filter(|(at, _)| !left.contains(at));
-    let tree = match archive.tree(input) {
-        Ok(tree) => tree,
-        Err(error) => return missing(error),
-    };
+    let tree = archive.tree(input)?;
     let mut faults = Vec::new();
     for (at, range) in used {
-        faults.extend(directory.check_local(input, *at, range)?.map(|fault| (*at, fault)));
+        if let Err(error) = directory.check_local(input, *at, range) {
+            faults.push((*at, error.fault()?));
+        }
     }
     if !left.is_empty() {
         let message = format!("{} local headers are far apart and were not compared with the directory", left.len());
-        found(HeaderLint { kind: LintKind::Unverified, subject: None, message });
+        found(HeaderLint::new(CheckRule::Unverified, None, message));
     }
     for (at, fault) in faults {
-        let subject = Some(directory.name(at).to_owned());
-        found(HeaderLint { kind: LintKind::Archive, subject, message: fault.to_string() });
+        found(HeaderLint::new(CheckRule::Archive, Some(directory.name(at)), fault));
     }
     let all: BTreeSet<_> = tree.globals().collect();
     let called: HashSet<_> = tree.called().filter_map(|value| tree.global(value)).collect();
     if tree.called().any(|value| tree.global(value).is_none()) {
         let message = "the pickle calls a value that is not a class or function with a name, which can run code when Python loads the \
                        file; weightfs does not run it";
-        found(HeaderLint { kind: LintKind::Code, subject: None, message: message.to_owned() });
+        found(HeaderLint::new(CheckRule::PickleCode, None, message));
     }
     for (module, name) in all {
+        if globals::is_known(module, name) {
+            continue;
+        }
         let subject = format!("{module}.{name}");
-        let (kind, message) = match globals::global_kind(module, name, called.contains(&(module, name))) {
-            GlobalKind::Known => continue,
-            GlobalKind::Unknown => (
-                LintKind::Global,
-                format!(
-                    "the pickle names {subject}, which torch.load(..., weights_only=True) refuses; weightfs does not import it"
-                ),
+        let (kind, verb, what) = match global_danger(module, name, called.contains(&(module, name))) {
+            GlobalDanger::Unknown => (
+                CheckRule::PickleGlobal,
+                "names",
+                "torch.load(..., weights_only=True) refuses; weightfs does not import it",
             ),
-            GlobalKind::UnknownCall => (
-                LintKind::Code,
-                format!(
-                    "the pickle calls {subject}, which is not known to be harmless and may run code when Python loads the file; weightfs does not run it"
-                ),
-            ),
-            GlobalKind::Dangerous => (
-                LintKind::Code,
-                format!(
-                    "the pickle names {subject}, which can run code when Python loads the file; weightfs does not run it"
-                ),
-            ),
+            GlobalDanger::UnknownCall => (CheckRule::PickleCode, "calls", UNKNOWN_CALL),
+            GlobalDanger::Dangerous => {
+                (CheckRule::PickleCode, "names", "can run code when Python loads the file; weightfs does not run it")
+            }
         };
-        found(HeaderLint { kind, subject: Some(subject), message });
+        let message = format!("the pickle {verb} {subject}, which {what}");
+        found(HeaderLint::new(kind, Some(&subject), message));
     }
     let rest = archive.pickle_len().saturating_sub(tree.len as u64);
     if rest > 0 {
         let message = format!("{rest} bytes after the end of the pickle in data.pkl");
-        found(HeaderLint { kind: LintKind::Trailing, subject: None, message });
+        found(HeaderLint::new(CheckRule::Trailing, None, message));
     }
     Ok(())
 }
 
 /// Reports the tensors that the lenient parser left out.
-pub fn pytorch_damage(header: &Header, _: &FormatError, _: u64, found: &mut dyn FnMut(HeaderLint)) {
-    for skipped in header.skipped().kept().0 {
+pub fn pytorch_damage(header: &Header, _: &Error, _: u64, found: &mut dyn FnMut(HeaderLint)) {
+    for skipped in header.skipped.kept().0 {
         let message = format!("tensor {}: {}", quote(&skipped.name), skipped.reason);
-        found(HeaderLint { kind: LintKind::Entry, subject: Some(skipped.name.clone()), message });
+        found(HeaderLint::new(CheckRule::Entry, Some(&skipped.name), message));
     }
 }

@@ -6,25 +6,23 @@
 
 mod archive;
 mod dtype;
-mod error;
 mod globals;
 mod lint;
 mod lower;
-mod ndarray;
-mod pickle;
-mod reader;
+mod rebuild;
 #[cfg(test)]
 mod tests;
+mod value;
 
+use super::error::Error;
 use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
 
-pub use archive::is_pickle;
-pub use error::{PytorchError, PytorchFault};
+pub use archive::{is_pickle, is_pytorch};
 pub use lint::{lint_pytorch, pytorch_damage};
-pub use reader::{is_pytorch, parse_pytorch};
+pub use lower::parse_pytorch;
 
-/// Name of the format in headers and messages.
 pub const NAME: &str = "pytorch";
 
 /// Maximum number of dimensions of a tensor, as in torch.
@@ -38,6 +36,14 @@ const STATE_DICT: &str = "state_dict";
 
 /// The name of a tensor that has none, because it is the root.
 const UNNAMED: &str = "tensor";
+
+/// The fault of a tensor whose name another one has too.
+const DUPLICATE: &str = "a dict on the path to it has the same key twice";
+
+/// A broken rule of a checkpoint.
+fn checkpoint_error(fault: impl Display) -> Error {
+    Error::Broken(format!("PyTorch checkpoint: {fault}"))
+}
 
 /// Whether a file name is that of a file that is no model although it has a suffix of PyTorch's. Many programs use the
 /// suffix `.bin`, so that only names with `model` or `weights` count. The others are those that Trainer of transformers

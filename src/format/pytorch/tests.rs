@@ -3,8 +3,9 @@
 use super::*;
 use crate::format::header::{Header, ParseMode};
 use crate::format::input::{HeaderInput, MissingRange};
-use crate::format::lint::{HeaderLint, LintKind};
+use crate::format::lint::HeaderLint;
 use crate::format::zip::tests::{archive, by_torch};
+use crate::rules::CheckRule;
 
 /// Builds pickles.
 struct Pickle(Vec<u8>);
@@ -53,7 +54,7 @@ fn file(pickle: Vec<u8>) -> Vec<u8> {
     archive(&[("a/data.pkl", &pickle), ("a/data/0", &[7; 48]), ("a/version", b"3\n")]).0
 }
 
-fn read(file: &[u8], mode: ParseMode) -> Result<Header, PytorchError> {
+fn read(file: &[u8], mode: ParseMode) -> Result<Header, Error> {
     parse_pytorch(&HeaderInput::with_prefix(file.len() as u64, file.to_vec()), mode)
 }
 
@@ -67,7 +68,7 @@ fn tensors_are_parts_of_the_file() {
     let header = read(&one("FloatStorage", 12, 2, &[2, 3], &[3, 1]), ParseMode::Strict).unwrap();
     let tensor = header.tensor(0);
     assert_eq!((tensor.name, tensor.dtype.name(), tensor.shape, tensor.layout), ("w", "F32", &[2, 3][..], None));
-    assert_eq!((tensor.range.start - header.data_start(), tensor.nbytes()), (8, 24));
+    assert_eq!((tensor.range.start - header.data_start, tensor.nbytes()), (8, 24));
     let header = read(&one("HalfStorage", 24, 1, &[3, 4], &[1, 5]), ParseMode::Strict).unwrap();
     let tensor = header.tensor(0);
     assert_eq!((tensor.layout.unwrap().strides, tensor.nbytes()), (&[1, 5][..], 24));
@@ -107,7 +108,7 @@ fn wrong_tensors_are_refused_or_left_out() {
         let error = read(&file, ParseMode::Strict).unwrap_err().to_string();
         assert!(error.starts_with("tensor \"w\": ") && error.contains(expected), "{error}\n{expected}");
         let header = read(&file, ParseMode::Lenient).unwrap();
-        assert_eq!((header.len(), header.skipped().total()), (0, 1));
+        assert_eq!((header.len(), header.skipped.total()), (0, 1));
     }
     // Legal, although large: no elements, or one element many times.
     assert_eq!(
@@ -127,7 +128,7 @@ fn archives_without_a_usable_pickle_are_refused() {
             archive(&[("a/data.pkl", &plain), ("b/data.pkl", &plain)]).0,
             "both \"a/data.pkl\" and \"b/data.pkl\" could be",
         ),
-        (archive(&[("a/data.pkl", b"\x80\x02")]).0, "PyTorch checkpoint: byte 2 of the pickle: it is cut short"),
+        (archive(&[("a/data.pkl", b"\x80\x02")]).0, "PyTorch checkpoint: byte 2 of the pickle: it is truncated"),
         (archive(&[("a/data.pkl", &plain), ("a/byteorder", b"middle")]).0, "the entry byteorder is neither"),
         (archive(&[("a/data.pkl", &plain), ("a/byteorder", b"little\n")]).0, "the entry byteorder is neither"),
     ];
@@ -188,7 +189,7 @@ fn other_values_are_metadata() {
     let pickle = pickle.text("dtype").raw(b"ctorch\nfloat16\n").text("w");
     let pickle = pickle.tensor("FloatStorage", "0", 12, 0, &[12], &[1]).raw(b"u");
     let header = read(&file(pickle.end()), ParseMode::Strict).unwrap();
-    let found: Vec<_> = header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
+    let found: Vec<_> = header.metadata.iter().map(|(key, value)| (&key[..], value.text())).collect();
     let expected = [
         ("7", "int key"),
         ("class", "<argparse.Namespace>"),
@@ -242,8 +243,8 @@ fn tensors_of_different_paths_with_the_same_name_are_numbered() {
     let error = read(&twice, ParseMode::Strict).unwrap_err().to_string();
     assert_eq!(error, "tensor \"a.b\": a dict on the path to it has the same key twice");
     let header = read(&twice, ParseMode::Lenient).unwrap();
-    assert_eq!((header.len(), header.skipped().total()), (1, 1));
-    assert_eq!(header.tensor(0).range.start - header.data_start(), 4);
+    assert_eq!((header.len(), header.skipped.total()), (1, 1));
+    assert_eq!(header.tensor(0).range.start - header.data_start, 4);
 }
 
 #[test]
@@ -260,7 +261,7 @@ fn metadata_of_different_paths_with_the_same_key_is_numbered() {
     let file = file(pickle.end());
     for mode in [ParseMode::Strict, ParseMode::Lenient] {
         let header = read(&file, mode).unwrap();
-        let found: Vec<_> = header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
+        let found: Vec<_> = header.metadata.iter().map(|(key, value)| (&key[..], value.text())).collect();
         let expected = [
             ("1", "text"),
             ("1#2", "number"),
@@ -280,7 +281,7 @@ fn metadata_of_different_paths_with_the_same_key_is_numbered() {
     let inner = Pickle::new().raw(b"}(").text("state_dict").raw(b"}(").text("epoch").int(1).text("w");
     let inner = inner.tensor("FloatStorage", "0", 12, 0, &[1], &[1]).raw(b"u").text("epoch").int(2).raw(b"u");
     let header = read(&self::file(inner.end()), ParseMode::Strict).unwrap();
-    let found: Vec<_> = header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
+    let found: Vec<_> = header.metadata.iter().map(|(key, value)| (&key[..], value.text())).collect();
     assert_eq!(found, [("epoch", "1"), ("epoch#2", "2")]);
 }
 
@@ -290,7 +291,7 @@ fn containers_that_contain_themselves_are_named() {
     let pickle = pickle.text("object").raw(b"cmy\nThing\n)\x81q\x02}").text("me").raw(b"h\x02sb").text("w");
     let pickle = pickle.tensor("FloatStorage", "0", 12, 0, &[12], &[1]).raw(b"u");
     let header = read(&file(pickle.end()), ParseMode::Strict).unwrap();
-    let found: Vec<_> = header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
+    let found: Vec<_> = header.metadata.iter().map(|(key, value)| (&key[..], value.text())).collect();
     let expected = [
         ("list.0", "1"),
         ("list.1", "<list that contains itself>"),
@@ -302,7 +303,7 @@ fn containers_that_contain_themselves_are_named() {
     assert_eq!((header.len(), header.tensor(0).name), (1, "w"));
     // Also if the search for `state_dict` meets them, and if there is nothing else.
     let pickle = Pickle::new().raw(b"}q\0(").text("self").raw(b"h\0").text("state_dict").raw(b"}u");
-    assert_eq!(read(&file(pickle.end()), ParseMode::Strict).unwrap().metadata().len(), 1);
+    assert_eq!(read(&file(pickle.end()), ParseMode::Strict).unwrap().metadata.len(), 1);
     assert!(read(&file(Pickle::new().raw(b"]q\0h\0a").end()), ParseMode::Strict).unwrap().is_empty());
 }
 
@@ -315,11 +316,11 @@ fn tensors_that_are_copied_to_a_device_are_those_of_the_file() {
         read(&file(pickle.end()), ParseMode::Strict).unwrap()
     };
     let header = device("float32");
-    assert_eq!((header.tensor(0).name, header.tensor(0).dtype.name(), header.metadata().len()), ("w", "F32", 0));
+    assert_eq!((header.tensor(0).name, header.tensor(0).dtype.name(), header.metadata.len()), ("w", "F32", 0));
     // Torch would convert the values.
     let header = device("float16");
     let expected = "<torch._utils._rebuild_device_tensor_from_cpu_tensor>";
-    assert_eq!((header.len(), header.metadata()[0].1.text()), (0, expected));
+    assert_eq!((header.len(), header.metadata[0].1.text()), (0, expected));
 }
 
 #[test]
@@ -349,7 +350,7 @@ fn arrays_of_numpy_are_named_and_its_scalars_are_read() {
     let pickle = scalar(pickle, "short", "f4", "<", "\0");
     let pickle = scalar(pickle, "time", "M8", "<", "\0\0\0\0\0\0\0\0").raw(b"u");
     let header = read(&file(pickle.end()), ParseMode::Strict).unwrap();
-    let found: Vec<_> = header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
+    let found: Vec<_> = header.metadata.iter().map(|(key, value)| (&key[..], value.text())).collect();
     let expected = [
         ("array", "<numpy.ndarray float32 [2, 1]>"),
         ("big", "-2"),
@@ -377,20 +378,20 @@ fn globals_are_reported_by_what_they_can_do() {
     let input = HeaderInput::with_prefix(file.len() as u64, file.clone());
     let mut found = Vec::new();
     lint_pytorch(&read(&file, ParseMode::Strict).unwrap(), &input, &mut |lint: HeaderLint| {
-        found.push((lint.kind, lint.subject.unwrap()))
+        found.push((lint.rule, lint.subject.unwrap()))
     })
     .unwrap();
     let expected = [
-        (LintKind::Code, "builtins.eval"),
-        (LintKind::Global, "my.module.Thing"),
-        (LintKind::Global, "my.module.config"),
-        (LintKind::Code, "my.module.inner"),
-        (LintKind::Code, "my.module.run"),
-        (LintKind::Global, "my.module.value"),
-        (LintKind::Global, "numpy.core.multiarray.scalar"),
-        (LintKind::Code, "posix.system"),
-        (LintKind::Code, "torch.jit.load"),
-        (LintKind::Code, "torch.serialization.os.system"),
+        (CheckRule::PickleCode, "builtins.eval"),
+        (CheckRule::PickleGlobal, "my.module.Thing"),
+        (CheckRule::PickleGlobal, "my.module.config"),
+        (CheckRule::PickleCode, "my.module.inner"),
+        (CheckRule::PickleCode, "my.module.run"),
+        (CheckRule::PickleGlobal, "my.module.value"),
+        (CheckRule::PickleGlobal, "numpy.core.multiarray.scalar"),
+        (CheckRule::PickleCode, "posix.system"),
+        (CheckRule::PickleCode, "torch.jit.load"),
+        (CheckRule::PickleCode, "torch.serialization.os.system"),
     ]
     .map(|(kind, name)| (kind, name.to_owned()));
     assert_eq!(found, expected);
@@ -419,7 +420,8 @@ fn a_long_byte_order_is_not_read() {
     let mut input = HeaderInput::with_prefix(len, file[..start].to_vec());
     let before = 64 << 10;
     input.add(offset - before, [vec![0; before as usize], tail].concat());
-    assert_eq!(parse_pytorch(&input, ParseMode::Strict).unwrap_err(), PytorchError::ByteOrder);
+    let error = parse_pytorch(&input, ParseMode::Strict).unwrap_err().to_string();
+    assert!(error.contains("the entry byteorder is neither"), "{error}");
 }
 
 #[test]
@@ -456,7 +458,7 @@ fn only_a_part_of_the_file_is_needed() {
         let (mut asked, mut bytes) = (0, 0);
         let header = loop {
             match parse_pytorch(&input, ParseMode::Strict) {
-                Err(PytorchError::Missing(MissingRange(range))) => {
+                Err(Error::Missing(MissingRange(range))) => {
                     (asked, bytes) = (asked + 1, bytes + range.end - range.start);
                     input.add(range.start, whole[range.start as usize..range.end as usize].to_vec());
                 }
@@ -486,7 +488,7 @@ fn an_entry_with_a_wrong_local_header_is_left_out_in_lenient_mode() {
     assert!(error.contains("the 48 bytes of entry \"a/data/0\" end at byte"), "{error}");
     let header = read(&gap(&file), ParseMode::Lenient).unwrap();
     assert_eq!(header.tensors().map(|tensor| tensor.name.to_owned()).collect::<Vec<_>>(), ["1"]);
-    let (skipped, _) = header.skipped().kept();
+    let (skipped, _) = header.skipped.kept();
     assert!(skipped.len() == 1 && skipped[0].name == "0", "{skipped:?}");
     assert!(skipped[0].reason.contains("the 48 bytes of entry \"a/data/0\" end at byte"), "{skipped:?}");
 }

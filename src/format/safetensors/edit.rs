@@ -1,12 +1,13 @@
 //! Rewrites a header with other metadata. The values of the other entries are copied unchanged.
 
-use super::error::SafetensorsError;
-use super::{LENGTH, MAX_HEADER, METADATA};
+use super::{LENGTH, MAX_HEADER, METADATA, not_json};
 use crate::format::JsonText;
 use crate::format::edit::{Assignment, MetadataEdit, NewHead};
+use crate::format::error::Error;
 use crate::format::header::Header;
 use crate::format::input::HeaderInput;
 use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,13 +22,9 @@ const BLOCK: u64 = 4096;
 /// Entries keep their order and the text of their values. The header is padded with spaces, so that the offset of the
 /// data changes by a multiple of 4096 bytes and keeps its alignment. Near the size limit of headers there is less
 /// padding.
-pub fn edit_safetensors(
-    header: &Header,
-    input: &HeaderInput,
-    edit: &MetadataEdit,
-) -> Result<NewHead, SafetensorsError> {
+pub fn edit_safetensors(header: &Header, input: &HeaderInput, edit: &MetadataEdit) -> Result<NewHead, Error> {
     let mut metadata: BTreeMap<&str, &str> =
-        header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect();
+        header.metadata.iter().map(|(key, value)| (&key[..], value.text())).collect();
     match edit {
         MetadataEdit::Set(assignments) => {
             metadata.extend(assignments.iter().map(|Assignment { key, text, .. }| (&key[..], &text[..])));
@@ -37,55 +34,52 @@ pub fn edit_safetensors(
     }
     let text = input.get(header.text().unwrap_or_default())?;
     // The parser rejects text that is not UTF-8.
-    let bytes = rewrite(str::from_utf8(text).unwrap_or_default(), header.data_start(), &metadata)?;
-    Ok(NewHead { bytes, data_start: header.data_start(), remarks: Vec::new() })
+    let bytes = rewrite(str::from_utf8(text).unwrap_or_default(), header.data_start, &metadata)?;
+    Ok(NewHead { bytes, data_start: header.data_start, remarks: Vec::new() })
 }
 
 /// [`edit_safetensors`] for the text of a header, the offset of the data, and all of the new metadata.
-fn rewrite(json: &str, data_start: u64, metadata: &BTreeMap<&str, &str>) -> Result<Vec<u8>, SafetensorsError> {
-    let unreadable = |error: serde_json::Error| SafetensorsError::Json { entry: None, reason: error.to_string() };
-    let mut reader = serde_json::Deserializer::from_str(json);
-    let entries = reader.deserialize_map(HeaderEntries).map_err(unreadable)?;
+fn rewrite(json: &str, data_start: u64, metadata: &BTreeMap<&str, &str>) -> Result<Vec<u8>, Error> {
+    let entries = serde_json::Deserializer::from_str(json).deserialize_map(HeaderEntries);
+    let entries = entries.map_err(|error| not_json(None, &error))?;
     let mut file = vec![0; LENGTH as usize];
-    file.push(b'{');
-    let separate = |file: &mut Vec<u8>| {
-        if file.len() as u64 > LENGTH + 1 {
-            file.push(b',');
-        }
-    };
-    if !metadata.is_empty() {
-        file.extend(b"\"__metadata__\":{");
-        for (at, (key, value)) in metadata.iter().enumerate() {
-            if at > 0 {
-                file.push(b',');
-            }
-            write_member(&mut file, key, &serde_json::to_string(value).map_err(unreadable)?)?;
-        }
-        file.push(b'}');
-    }
-    for (name, entry) in entries {
-        separate(&mut file);
-        write_member(&mut file, &name, entry.get())?;
-    }
-    file.push(b'}');
+    serde_json::to_writer(&mut file, &NewJson { metadata, entries }).map_err(|error| not_json(None, &error))?;
     let used = file.len() as u64;
     let unit = BLOCK.max(1 << data_start.trailing_zeros());
-    let aligned = |unit: u64| used + (unit + data_start % unit - used % unit) % unit;
     // Near the limit there is no room for all of the padding.
-    let fits = |start: &u64| start - LENGTH <= MAX_HEADER;
-    let start = [aligned(unit), aligned(BLOCK), used.next_multiple_of(8)].into_iter().find(fits);
-    let start = start.ok_or(SafetensorsError::NoRoom { len: used - LENGTH })?;
+    let starts = [align(used, data_start, unit), align(used, data_start, BLOCK), used.next_multiple_of(8)];
+    let Some(start) = starts.into_iter().find(|start| start - LENGTH <= MAX_HEADER) else {
+        return Err(Error::Limit(format!(
+            "the header would have {} bytes, and at most {MAX_HEADER} are allowed",
+            used - LENGTH
+        )));
+    };
     file.resize(start as usize, b' ');
     file[..LENGTH as usize].copy_from_slice(&(start - LENGTH).to_le_bytes());
     Ok(file)
 }
 
-fn write_member(file: &mut Vec<u8>, key: &str, value: &str) -> Result<(), SafetensorsError> {
-    let reason = |error: serde_json::Error| SafetensorsError::Json { entry: None, reason: error.to_string() };
-    serde_json::to_writer(&mut *file, key).map_err(reason)?;
-    file.push(b':');
-    file.extend(value.as_bytes());
-    Ok(())
+/// The first number from `used` on that differs from `data_start` by a multiple of `unit`.
+fn align(used: u64, data_start: u64, unit: u64) -> u64 {
+    used + (unit + data_start % unit - used % unit) % unit
+}
+
+struct NewJson<'j> {
+    metadata: &'j BTreeMap<&'j str, &'j str>,
+    entries: Vec<(Cow<'j, str>, &'j RawValue)>,
+}
+
+impl Serialize for NewJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        if !self.metadata.is_empty() {
+            map.serialize_entry(METADATA, self.metadata)?;
+        }
+        for (name, entry) in &self.entries {
+            map.serialize_entry(name, entry)?;
+        }
+        map.end()
+    }
 }
 
 /// Reads the names and the values, as text, of all entries except the metadata.
@@ -120,7 +114,7 @@ mod tests {
     }
 
     fn metadata(header: &Header) -> BTreeMap<&str, &str> {
-        header.metadata().iter().map(|(key, value)| (&key[..], value.text())).collect()
+        header.metadata.iter().map(|(key, value)| (&key[..], value.text())).collect()
     }
 
     /// Parses a file that consists of `head` and `len` bytes of data.
@@ -144,7 +138,7 @@ mod tests {
         assert_eq!(metadata(&read(&head, 3)), pairs(&[("", ""), ("new", "\"\n\u{1}é")]));
         let clean = rewrite(text, 4096, &pairs(&[])).unwrap();
         assert!(clean[8..].starts_with(b"{\"b\":"));
-        assert_eq!(read(&clean, 3).metadata(), []);
+        assert_eq!(read(&clean, 3).metadata, []);
     }
 
     #[test]
@@ -185,7 +179,11 @@ mod tests {
         let head = |len: usize| rewrite("{}", 4096, &pairs(&[("k", &"x".repeat(len))]));
         let most = MAX_HEADER as usize - 25;
         assert_eq!(head(most).unwrap().len() as u64, 8 + MAX_HEADER);
-        assert_eq!(head(most + 1), Err(SafetensorsError::NoRoom { len: MAX_HEADER + 1 }));
+        let error = head(most + 1).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!("the header would have {} bytes, and at most {MAX_HEADER} are allowed", MAX_HEADER + 1)
+        );
     }
 
     proptest! {

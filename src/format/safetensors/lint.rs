@@ -1,51 +1,20 @@
-//! Finds what the official reader accepts in a header although the format does not define it.
+//! Finds what the official reader accepts in a header although the format does not define it, and everything that is
+//! wrong with a damaged file, of which the strict parser reports only the first broken rule.
 //!
 //! Source: `safetensors/README.md`, "Format": the header "MUST begin with a `{`", "MAY be trailing padded with
 //! whitespace (0x20)", and "duplicate keys are disallowed".
 
-use super::METADATA;
-use crate::format::JsonText;
-use crate::format::header::Header;
+use super::parser::HeaderParser;
+use super::reader::read_json;
+use super::{DUPLICATE, METADATA, misplaced, too_long};
+use crate::format::error::Error;
+use crate::format::header::{Header, ParseMode, SkippedEntry};
 use crate::format::input::{HeaderInput, MissingRange};
-use crate::format::lint::{HeaderLint, LintKind};
+use crate::format::lint::HeaderLint;
+use crate::rules::CheckRule;
 use crate::text::quote;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::collections::HashSet;
-use std::fmt;
 
-/// Something in a header that other readers may reject.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-enum HeaderOddity {
-    #[error("the header begins with {found:?}, not with '{{'")]
-    Start { found: char },
-    #[error("the header is padded with {found:?}, not with spaces")]
-    Padding { found: char },
-    #[error("__metadata__ is null, not an object")]
-    NullMetadata,
-    #[error("metadata key {} is repeated; readers take the last value", quote(key))]
-    KeyTwice { key: String },
-    #[error("tensor {}: its entry has the field {}, which the format does not have", quote(tensor), quote(field))]
-    UnknownField { tensor: String, field: String },
-    #[error("tensor {}: its entry is a list, not an object", quote(tensor))]
-    List { tensor: String },
-    #[error("tensor {}: its dtype is an object, not a name", quote(tensor))]
-    DtypeObject { tensor: String },
-}
-
-impl HeaderOddity {
-    /// The tensor or metadata key that is affected.
-    fn subject(&self) -> Option<&str> {
-        match self {
-            Self::Start { .. } | Self::Padding { .. } | Self::NullMetadata => None,
-            Self::KeyTwice { key: name }
-            | Self::UnknownField { tensor: name, .. }
-            | Self::List { tensor: name }
-            | Self::DtypeObject { tensor: name } => Some(name),
-        }
-    }
-}
-
-/// Reports everything unusual in a header that was parsed from `input`.
 pub fn lint_safetensors(
     header: &Header,
     input: &HeaderInput,
@@ -53,124 +22,59 @@ pub fn lint_safetensors(
 ) -> Result<(), MissingRange> {
     let text = input.get(header.text().unwrap_or_default())?;
     // The parser rejects text that is not UTF-8.
-    lint_text(str::from_utf8(text).unwrap_or_default(), &mut |oddity| {
-        let (subject, message) = (oddity.subject().map(str::to_owned), oddity.to_string());
-        found(HeaderLint { kind: LintKind::Unusual, subject, message });
-    });
+    lint_text(str::from_utf8(text).unwrap_or_default(), found);
     Ok(())
 }
 
 /// Checks the text of a header, padding included.
-fn lint_text(json: &str, found: &mut dyn FnMut(HeaderOddity)) {
-    if let Some(first) = json.chars().next().filter(|first| *first != '{') {
-        found(HeaderOddity::Start { found: first });
-    }
+fn lint_text(json: &str, found: &mut dyn FnMut(HeaderLint)) {
     let padding = json.rfind('}').map_or("", |end| &json[end + 1..]);
-    if let Some(char) = padding.chars().find(|char| *char != ' ') {
-        found(HeaderOddity::Padding { found: char });
+    let odd = [
+        json.chars().next().filter(|first| *first != '{').map(|first| format!("begins with {first:?}, not with '{{'")),
+        padding.chars().find(|char| *char != ' ').map(|char| format!("is padded with {char:?}, not with spaces")),
+    ];
+    for odd in odd.into_iter().flatten() {
+        found(HeaderLint::new(CheckRule::Json, None, format!("the header {odd}")));
     }
     // The parser rejects invalid JSON.
-    let _ = TopLevel(found).deserialize(&mut serde_json::Deserializer::from_str(json));
+    let _ = read_json(json, &mut HeaderParser::new(ParseMode::Strict, 0, Some(found)));
 }
 
-/// The callback for findings.
-type Found<'f> = &'f mut dyn FnMut(HeaderOddity);
-
-struct TopLevel<'f>(Found<'f>);
-
-impl<'de> DeserializeSeed<'de> for TopLevel<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_map(self)
+/// Reports everything that is wrong with a file of `len` bytes. `broken` is the error of the strict parser, and
+/// `header` the result of the lenient parser.
+pub fn safetensors_damage(header: &Header, broken: &Error, len: u64, found: &mut dyn FnMut(HeaderLint)) {
+    let (skipped, more) = header.skipped.kept();
+    for SkippedEntry { name, reason, .. } in skipped {
+        found(HeaderLint::new(CheckRule::Entry, Some(name), format!("{}: {reason}", label(name))));
     }
-}
-
-impl<'de> Visitor<'de> for TopLevel<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a header")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(JsonText(key)) = map.next_key()? {
-            let part = if key == METADATA { LintedPart::Metadata } else { LintedPart::Entry(&key) };
-            map.next_value_seed(LintedValue(&mut *self.0, part))?;
+    // The parser gives only one reason for each entry that it leaves out. If the name of such an entry is repeated too,
+    // that is reported here.
+    let mut seen = HashSet::new();
+    for SkippedEntry { name, is_duplicate, .. } in skipped {
+        if name != METADATA && !is_duplicate && (header.find(name).is_some() || !seen.insert(name)) {
+            found(HeaderLint::new(CheckRule::Entry, Some(name), format!("{}: {DUPLICATE}", label(name))));
         }
-        Ok(())
+    }
+    // A hole may hold the data of an entry that was left out.
+    let is_left_out = more > 0 || skipped.iter().any(|skipped| skipped.name != METADATA);
+    let note = if is_left_out { ", which may belong to a tensor that is skipped" } else { "" };
+    let mut expected = header.data_start;
+    for tensor in header.tensors() {
+        if let Some((kind, fault)) = misplaced(tensor.range.start, expected) {
+            let note = if kind == CheckRule::Hole { note } else { "" };
+            found(HeaderLint::new(kind, Some(tensor.name), format!("{}: {fault}{note}", label(tensor.name))));
+        }
+        expected = expected.max(tensor.range.end);
+    }
+    // If the file is truncated, its last tensors are left out. The rest of their bytes is not a hole.
+    if expected < len && !matches!(broken, Error::Cut(_)) {
+        found(HeaderLint::new(CheckRule::Hole, None, too_long(expected, len) + note));
     }
 }
 
-/// A value of the header, and its meaning.
-struct LintedValue<'f, 't>(Found<'f>, LintedPart<'t>);
-
-/// The meaning of a value, with the name of the tensor.
-#[derive(Clone, Copy)]
-enum LintedPart<'t> {
-    Metadata,
-    Entry(&'t str),
-    Dtype(&'t str),
-}
-
-impl<'de> DeserializeSeed<'de> for LintedValue<'_, '_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for LintedValue<'_, '_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value that the parser accepts")
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_unit<E>(self) -> Result<(), E> {
-        (self.0)(HeaderOddity::NullMetadata);
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        while seq.next_element::<IgnoredAny>()?.is_some() {}
-        if let LintedPart::Entry(tensor) = self.1 {
-            (self.0)(HeaderOddity::List { tensor: tensor.to_owned() });
-        }
-        Ok(())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let Self(found, part) = self;
-        let mut keys = HashSet::new();
-        while let Some(JsonText(key)) = map.next_key()? {
-            match part {
-                LintedPart::Entry(tensor) if key == "dtype" => {
-                    map.next_value_seed(LintedValue(&mut *found, LintedPart::Dtype(tensor)))?;
-                    continue;
-                }
-                LintedPart::Entry(tensor) if key != "shape" && key != "data_offsets" => {
-                    found(HeaderOddity::UnknownField { tensor: tensor.to_owned(), field: key.into_owned() });
-                }
-                LintedPart::Metadata => {
-                    if !keys.insert(key.clone()) {
-                        found(HeaderOddity::KeyTwice { key: key.into_owned() });
-                    }
-                }
-                LintedPart::Entry(_) | LintedPart::Dtype(_) => {}
-            }
-            map.next_value::<IgnoredAny>()?;
-        }
-        if let LintedPart::Dtype(tensor) = part {
-            found(HeaderOddity::DtypeObject { tensor: tensor.to_owned() });
-        }
-        Ok(())
-    }
+/// The name of an entry in messages.
+fn label(name: &str) -> String {
+    if name == METADATA { name.to_owned() } else { format!("tensor {}", quote(name)) }
 }
 
 #[cfg(test)]
@@ -202,7 +106,7 @@ mod tests {
             let file = [&(json.len() as u64).to_le_bytes(), json.as_bytes(), &[0]].concat();
             assert!(safetensors::SafeTensors::deserialize(&file).is_ok(), "{json}");
             let mut found = Vec::new();
-            lint_text(&json, &mut |oddity| found.push(oddity.to_string()));
+            lint_text(&json, &mut |lint| found.push(lint.message));
             assert_eq!(found, expected, "{json}");
         }
     }

@@ -4,20 +4,20 @@
 //! crate, version 0.8.0, and both accept the same files, with two deliberate differences: a repeated tensor name is an
 //! error here, and an unknown dtype is not.
 
-mod damage;
 mod edit;
-mod error;
 mod lint;
 mod parser;
 mod reader;
 
-pub use damage::safetensors_damage;
+use super::error::Error;
+use crate::rules::CheckRule;
+use crate::text::quote;
+use std::cmp::Ordering;
+
 pub use edit::edit_safetensors;
-pub use error::{SafetensorsError, SafetensorsFault};
-pub use lint::lint_safetensors;
+pub use lint::{lint_safetensors, safetensors_damage};
 pub use reader::parse_safetensors;
 
-/// Name of the format in headers and messages.
 pub const NAME: &str = "safetensors";
 
 /// Maximum size of the JSON in bytes, inclusive.
@@ -28,3 +28,34 @@ const METADATA: &str = "__metadata__";
 
 /// Size of the length field before the JSON, in bytes.
 const LENGTH: u64 = 8;
+
+/// The fault of an entry whose name another entry has too.
+const DUPLICATE: &str = "the name occurs twice in the header";
+
+/// A header that is not JSON. `entry` is the entry that contains the error, if one does.
+fn not_json(entry: Option<&str>, error: &serde_json::Error) -> Error {
+    let near = entry.map_or(String::new(), |name| format!(" in the entry of {}", quote(name)));
+    Error::Broken(format!("the header is not valid JSON{near}: {error}"))
+}
+
+/// The fault of a tensor that begins at byte `begin`, unless the data before it ends there.
+fn misplaced(begin: u64, expected: u64) -> Option<(CheckRule, String)> {
+    let (kind, how) = match begin.cmp(&expected) {
+        Ordering::Equal => return None,
+        Ordering::Greater => (CheckRule::Hole, format!("a hole of {}", count_bytes(begin - expected))),
+        Ordering::Less => (CheckRule::Overlap, format!("{} shared", count_bytes(expected - begin))),
+    };
+    Some((kind, format!("its data begins at byte {begin}, but the data before it ends at byte {expected}: {how}")))
+}
+
+/// The fault of a file of `len` bytes whose data ends at byte `end`.
+fn too_long(end: u64, len: u64) -> String {
+    format!(
+        "too long: the data ends at byte {end}, but the file ends at byte {len}; {} after the data",
+        count_bytes(len - end)
+    )
+}
+
+fn count_bytes(count: u64) -> String {
+    format!("{count} byte{}", if count == 1 { "" } else { "s" })
+}

@@ -2,47 +2,58 @@
 //!
 //! Names and dimensions go from the JSON parser into the arenas of the header without an intermediate copy.
 
-use super::error::{SafetensorsError, SafetensorsFault};
 use super::parser::{FIELDS, HeaderParser};
-use super::{LENGTH, MAX_HEADER, METADATA};
+use super::{DUPLICATE, LENGTH, MAX_HEADER, METADATA, count_bytes, not_json};
+use crate::format::error::Error;
 use crate::format::header::{ArenaName, Header, ParseMode};
 use crate::format::input::HeaderInput;
 use crate::text::quote;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
-use std::fmt;
+use std::fmt::{self, Display};
+use std::iter;
 
 /// Reads the header of a file.
 ///
-/// Fails with [`SafetensorsError::Missing`] until the header is in `input`. Allocation is bounded by the bytes in
-/// `input`, never by a length field.
-pub fn parse_safetensors(input: &HeaderInput, mode: ParseMode) -> Result<Header, SafetensorsError> {
+/// Fails with [`Error::Missing`] until the header is in `input`. Allocation is bounded by the bytes in `input`, and
+/// never by a length field.
+pub fn parse_safetensors(input: &HeaderInput, mode: ParseMode) -> Result<Header, Error> {
+    let file_len = input.len();
     let Some((length, _)) = input.get(0..LENGTH)?.split_first_chunk() else {
-        return Err(SafetensorsError::TooShort { len: input.len() });
+        return Err(Error::Broken(format!("too short: {file_len} bytes, but the header length alone takes 8 bytes")));
     };
     let len = u64::from_le_bytes(*length);
     if len > MAX_HEADER {
-        return Err(SafetensorsError::HeaderTooLarge { len });
+        return Err(Error::Broken(format!(
+            "not safetensors: its first 8 bytes give a header of {len} bytes, and at most {MAX_HEADER} are allowed"
+        )));
     }
     let json = LENGTH..LENGTH + len;
-    if json.end > input.len() {
-        return Err(SafetensorsError::HeaderCut { end: json.end, len: input.len() });
+    if json.end > file_len {
+        return Err(Error::Cut(format!(
+            "truncated: the header takes bytes 8 to {}, but the file ends at byte {file_len}; at least {} missing (did \
+             a download stop?)",
+            json.end,
+            count_bytes(json.end - file_len)
+        )));
     }
-    let text = str::from_utf8(input.get(json.clone())?);
-    let text = text.map_err(|error| SafetensorsError::NotUtf8 { at: LENGTH + error.valid_up_to() as u64 })?;
-    let mut parser = HeaderParser::new(mode, json.end);
-    let mut reader = serde_json::Deserializer::from_str(text);
-    let read = HeaderValue(&mut parser, ValueRole::Top).deserialize(&mut reader).and_then(|()| reader.end());
-    if let Err(error) = read {
-        // If a rule is broken, the parser holds the error. Otherwise the JSON is not valid.
-        let broken = parser.error.take();
-        return Err(
-            broken.unwrap_or_else(|| SafetensorsError::Json { entry: parser.entry_name(), reason: error.to_string() })
-        );
-    }
-    parser.finish(json, input.len())
+    let text = str::from_utf8(input.get(json.clone())?).map_err(|error| {
+        Error::Broken(format!(
+            "the header is not UTF-8: byte {} of the file is wrong",
+            LENGTH as usize + error.valid_up_to()
+        ))
+    })?;
+    let mut parser = HeaderParser::new(mode, json.end, None);
+    read_json(text, &mut parser)?;
+    parser.finish(json, file_len)
 }
 
-/// Which value of the header is being read.
+pub(super) fn read_json(text: &str, parser: &mut HeaderParser) -> Result<(), Error> {
+    let mut reader = serde_json::Deserializer::from_str(text);
+    let read = HeaderValue(parser, ValueRole::Top).deserialize(&mut reader).and_then(|()| reader.end());
+    // If a rule is broken, the parser holds the error. Otherwise the JSON is not valid.
+    read.map_err(|error| parser.error.take().unwrap_or_else(|| not_json(parser.entry_name(), &error)))
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ValueRole {
     Top,
@@ -83,9 +94,19 @@ impl ValueRole {
 const ROLES: [ValueRole; FIELDS.len()] = [ValueRole::Dtype, ValueRole::Shape, ValueRole::Offsets];
 
 /// One value of the header. Its role decides how it is passed to the parser.
-struct HeaderValue<'p>(&'p mut HeaderParser, ValueRole);
+struct HeaderValue<'p, 'f>(&'p mut HeaderParser<'f>, ValueRole);
 
-impl<'de> DeserializeSeed<'de> for HeaderValue<'_> {
+impl HeaderValue<'_, '_> {
+    /// Fails unless the value is ignored. `found` is the value for messages.
+    fn refuse<E: de::Error>(self, found: impl Display) -> Result<(), E> {
+        match self.1 {
+            ValueRole::Ignored => Ok(()),
+            role => self.0.wrong_type(role, found),
+        }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for HeaderValue<'_, '_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -95,7 +116,7 @@ impl<'de> DeserializeSeed<'de> for HeaderValue<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for HeaderValue<'_> {
+impl<'de> Visitor<'de> for HeaderValue<'_, '_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -104,30 +125,23 @@ impl<'de> Visitor<'de> for HeaderValue<'_> {
 
     fn visit_unit<E: de::Error>(self) -> Result<(), E> {
         match self.1 {
-            ValueRole::Metadata | ValueRole::DtypeContent | ValueRole::Ignored => Ok(()),
-            role => self.0.wrong_type(role, "null"),
+            ValueRole::Metadata => self.0.note(None, format!("{METADATA} is null, not an object")),
+            ValueRole::DtypeContent => {}
+            _ => return self.refuse("null"),
         }
+        Ok(())
     }
 
     fn visit_bool<E: de::Error>(self, value: bool) -> Result<(), E> {
-        match self.1 {
-            ValueRole::Ignored => Ok(()),
-            role => self.0.wrong_type(role, value.to_string()),
-        }
+        self.refuse(value)
     }
 
     fn visit_i64<E: de::Error>(self, value: i64) -> Result<(), E> {
-        match self.1 {
-            ValueRole::Ignored => Ok(()),
-            role => self.0.wrong_type(role, value.to_string()),
-        }
+        self.refuse(value)
     }
 
     fn visit_f64<E: de::Error>(self, value: f64) -> Result<(), E> {
-        match self.1 {
-            ValueRole::Ignored => Ok(()),
-            role => self.0.wrong_type(role, format!("{value:?}")),
-        }
+        self.refuse(format_args!("{value:?}"))
     }
 
     fn visit_u64<E: de::Error>(self, value: u64) -> Result<(), E> {
@@ -138,8 +152,7 @@ impl<'de> Visitor<'de> for HeaderValue<'_> {
                     *offset = value;
                 }
             }
-            ValueRole::Ignored => {}
-            role => return self.0.wrong_type(role, value.to_string()),
+            _ => return self.refuse(value),
         }
         Ok(())
     }
@@ -153,7 +166,7 @@ impl<'de> Visitor<'de> for HeaderValue<'_> {
                 }
             }
             ValueRole::Ignored => {}
-            role => return self.0.wrong_type(role, format!("the string {}", quote(value))),
+            role => return self.0.wrong_type(role, format_args!("the string {}", quote(value))),
         }
         Ok(())
     }
@@ -161,7 +174,6 @@ impl<'de> Visitor<'de> for HeaderValue<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         let Self(parser, role) = self;
         let mut found = 0;
-        let count = |part, expected, found| SafetensorsFault::Count { part, expected, found };
         match role {
             ValueRole::Shape => {
                 parser.shape_start = parser.builder.next_dim();
@@ -173,24 +185,24 @@ impl<'de> Visitor<'de> for HeaderValue<'_> {
                     parser.offsets_found += 1;
                 }
                 if parser.offsets_found != 2 {
-                    parser.fault(count("data_offsets", 2, parser.offsets_found))?;
+                    parser.fault(format!("data_offsets has {} elements, not 2", parser.offsets_found))?;
                 }
             }
             ValueRole::Entry => {
-                let role_at = |found: usize| ROLES.get(found).copied().unwrap_or(ValueRole::Ignored);
-                while seq.next_element_seed(HeaderValue(parser, role_at(found)))?.is_some() {
+                for role in ROLES.into_iter().chain(iter::repeat(ValueRole::Ignored)) {
+                    if seq.next_element_seed(HeaderValue(parser, role))?.is_none() {
+                        break;
+                    }
                     found += 1;
                 }
                 if found != FIELDS.len() {
-                    parser.fault(count("its entry", FIELDS.len(), found))?;
+                    parser.fault(format!("its entry has {found} elements, not {}", FIELDS.len()))?;
                 }
                 return parser.end_entry([true; 3], true);
             }
             role => {
                 while seq.next_element_seed(HeaderValue(parser, ValueRole::Ignored))?.is_some() {}
-                if role != ValueRole::Ignored {
-                    return parser.wrong_type(role, "a list");
-                }
+                return HeaderValue(parser, role).refuse("a list");
             }
         }
         Ok(())
@@ -204,23 +216,20 @@ impl<'de> Visitor<'de> for HeaderValue<'_> {
             ValueRole::Dtype => self.0.visit_dtype(map),
             role => {
                 drain(self.0, map)?;
-                match role {
-                    ValueRole::Ignored => Ok(()),
-                    role => self.0.wrong_type(role, "an object"),
-                }
+                HeaderValue(self.0, role).refuse("an object")
             }
         }
     }
 }
 
-impl HeaderParser {
-    fn wrong_type<E: de::Error>(&mut self, role: ValueRole, found: impl Into<String>) -> Result<(), E> {
+impl HeaderParser<'_> {
+    fn wrong_type<E: de::Error>(&mut self, role: ValueRole, found: impl Display) -> Result<(), E> {
         let (part, expected) = role.expectation();
         if role == ValueRole::Top {
-            self.error = Some(SafetensorsError::NotAnObject { found: found.into() });
+            self.error = Some(Error::Broken(format!("{part} is {found}, not {expected}")));
             return Err(E::custom("rule broken"));
         }
-        self.fault(SafetensorsFault::Type { part, expected, found: found.into() })
+        self.fault(format!("{part} is {found}, not {expected}"))
     }
 
     fn visit_header<'de, A: MapAccess<'de>>(&mut self, mut map: A) -> Result<(), A::Error> {
@@ -232,13 +241,13 @@ impl HeaderParser {
                 None => return Ok(()),
                 Some(None) => {
                     if std::mem::replace(&mut self.seen_metadata, true) {
-                        self.fault(SafetensorsFault::Duplicate)?;
+                        self.fault(DUPLICATE.to_owned())?;
                     }
                     map.next_value_seed(HeaderValue(self, ValueRole::Metadata))?;
                     self.metadata_key = None;
                 }
                 Some(Some(name)) => {
-                    self.begin_entry(name);
+                    (self.entry, self.entry_fault) = (Some(name), None);
                     map.next_value_seed(HeaderValue(self, ValueRole::Entry))?;
                     self.drop_entry();
                 }
@@ -248,7 +257,7 @@ impl HeaderParser {
 
     fn visit_metadata<'de, A: MapAccess<'de>>(&mut self, mut map: A) -> Result<(), A::Error> {
         while let Some(key) = map.next_key_seed(HeaderKey(str::to_owned))? {
-            self.metadata_key = Some(key);
+            self.begin_value(key);
             map.next_value_seed(HeaderValue(self, ValueRole::MetadataValue))?;
         }
         Ok(())
@@ -256,18 +265,26 @@ impl HeaderParser {
 
     fn visit_entry<'de, A: MapAccess<'de>>(&mut self, mut map: A) -> Result<(), A::Error> {
         let mut seen = [false; 3];
-        let field = |key: &str| FIELDS.iter().position(|field| *field == key);
-        while let Some(field) = map.next_key_seed(HeaderKey(field))? {
+        while let Some(field) = map.next_key_seed(HeaderKey(|key: &str| self.field(key)))? {
             let Some(field) = field else {
                 map.next_value_seed(HeaderValue(self, ValueRole::Ignored))?;
                 continue;
             };
             if std::mem::replace(&mut seen[field], true) {
-                self.fault(SafetensorsFault::Twice { field: FIELDS[field] })?;
+                self.fault(format!("its entry gives {} twice", FIELDS[field]))?;
             }
             map.next_value_seed(HeaderValue(self, ROLES[field]))?;
         }
         self.end_entry(seen, false)
+    }
+
+    /// The number of a field of an entry in [`FIELDS`].
+    fn field(&mut self, key: &str) -> Option<usize> {
+        let field = FIELDS.iter().position(|field| *field == key);
+        if field.is_none() {
+            self.note_entry(|| format!("its entry has the field {}, which the format does not have", quote(key)));
+        }
+        field
     }
 
     /// serde accepts `{"U8": null}` for a variant of an enum, like the string `"U8"`.
@@ -276,6 +293,7 @@ impl HeaderParser {
             map.next_value_seed(HeaderValue(self, ValueRole::DtypeContent))?;
             if drain(self, map)? == 0 {
                 self.set_dtype(&name);
+                self.note_entry(|| "its dtype is an object, not a name".to_owned());
                 return Ok(());
             }
         }

@@ -7,21 +7,17 @@
 //! public, so everything here follows from these texts. The constants of the checksum are not published: it is reported
 //! as unverified.
 
-mod error;
 mod lint;
 mod names;
 mod reader;
 mod tokenizer;
 
-pub use error::{SlmError, SlmFault};
 pub use lint::lint_slm;
 pub use names::hash;
 pub use reader::{is_slm, parse_slm};
 
-/// Name of the format in headers and messages.
 pub const NAME: &str = "slm1";
 
-/// The first bytes of a file.
 const MAGIC: &[u8] = b"SLM1";
 
 /// Size of the fixed fields of the header, in bytes. A header may be longer.
@@ -39,8 +35,6 @@ const MAX_HEADER: u64 = 128 << 20;
 /// Follows the name of a quantized tensor in the name of its scales, which the file does not name.
 pub const SCALES: &str = ".slm_scale";
 
-/// The key of the checksum in the metadata.
 const CHECKSUM_KEY: &str = "slm.checksum";
 
-/// The state of the checksum.
 const UNVERIFIED: &str = "unverified: its constants are not published";

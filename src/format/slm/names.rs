@@ -1,6 +1,5 @@
 //! The names of tensors, by their hashes.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 
 /// Tensors of a model besides those of its layers.
@@ -38,53 +37,56 @@ fn extend(hash: u64, text: &str) -> u64 {
 /// The name of each tensor of a directory with these hashes: a documented name with that hash, or `tensor-HASH`. If a
 /// hash occurs more than once, all have the same name.
 pub fn recover(hashes: &[u64], layers: u32) -> Vec<String> {
-    let mut wanted: HashMap<u64, Option<String>> = hashes.iter().map(|hash| (*hash, None)).collect();
-    let left = Cell::new(wanted.len());
-    let mut found = |hash: u64, name: &dyn Fn() -> String| {
-        if let Some(entry @ None) = wanted.get_mut(&hash) {
-            *entry = Some(name());
-            left.set(left.get() - 1);
+    let mut names: HashMap<u64, Option<String>> = hashes.iter().map(|hash| (*hash, None)).collect();
+    let mut left = names.len();
+    for name in GLOBAL {
+        left -= set_name(&mut names, hash(name), || name.to_owned());
+    }
+    let (prefix, mut empty) = (hash("layers."), 0);
+    for layer in 0..layers {
+        if left == 0 || empty == EMPTY_MAX {
+            break;
         }
-        left.get() > 0
-    };
-    GLOBAL.iter().all(|name| found(hash(name), &|| (*name).to_owned()));
-    let prefix = hash("layers.");
-    let mut empty = 0;
-    (0..layers).all(|layer| {
-        let (start, before) = (extend(prefix, &format!("{layer}.")), left.get());
-        let more = LAYER.iter().all(|name| found(extend(start, name), &|| format!("layers.{layer}.{name}")));
-        empty = if left.get() < before { 0 } else { empty + 1 };
-        more && empty < EMPTY_MAX
-    });
-    let name = |hash: &u64| wanted.get(hash).cloned().flatten().unwrap_or_else(|| format!("tensor-{hash:016x}"));
-    hashes.iter().map(name).collect()
+        let start = extend(prefix, &format!("{layer}."));
+        let named =
+            LAYER.iter().map(|name| set_name(&mut names, extend(start, name), || format!("layers.{layer}.{name}")));
+        let named: usize = named.sum();
+        left -= named;
+        empty = if named > 0 { 0 } else { empty + 1 };
+    }
+    let names = hashes.iter().map(|hash| (hash, names.get(hash).cloned().flatten()));
+    names.map(|(hash, name)| name.unwrap_or_else(|| format!("tensor-{hash:016x}"))).collect()
+}
+
+/// Sets the name with that hash, if it is wanted and not set. Returns the number of names that were set.
+fn set_name(names: &mut HashMap<u64, Option<String>>, hash: u64, name: impl FnOnce() -> String) -> usize {
+    let unset = names.get_mut(&hash).filter(|known| known.is_none());
+    unset.map_or(0, |unset| {
+        *unset = Some(name());
+        1
+    })
 }
 
 /// The names that a model of this architecture must have, with the number of elements of each.
 pub fn required(sizes: &ModelSizes) -> impl Iterator<Item = (String, u64)> {
     let ModelSizes { layers, vocabulary, hidden, ffn, tied } = *sizes;
-    let product = |a: u32, b: u32| u64::from(a) * u64::from(b);
-    let global = [product(vocabulary, hidden), hidden.into(), product(vocabulary, hidden)];
+    let global = [vocabulary * hidden, hidden, vocabulary * hidden];
     let global = GLOBAL.iter().zip(global).filter(move |(name, _)| !(tied && **name == "output.weight"));
-    let (square, wide) = (product(hidden, hidden), product(hidden, ffn));
-    let layer = [hidden.into(), hidden.into(), square, square, square, square, wide, wide, wide];
+    let (square, wide) = (hidden * hidden, hidden * ffn);
+    let layer = [hidden, hidden, square, square, square, square, wide, wide, wide];
     let layers = (0..layers).flat_map(move |number| {
         LAYER.iter().zip(layer).map(move |(name, size)| (format!("layers.{number}.{name}"), size))
     });
     global.map(|(name, size)| ((*name).to_owned(), size)).chain(layers)
 }
 
-/// The sizes of a model that give the shapes of its tensors.
+/// The sizes of a model that give the shapes of its tensors. Each is below 2^32.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ModelSizes {
-    /// Number of layers.
-    pub layers: u32,
-    /// Number of tokens.
-    pub vocabulary: u32,
-    /// Width of the hidden state.
-    pub hidden: u32,
-    /// Width of the feed-forward layer.
-    pub ffn: u32,
+    pub layers: u64,
+    pub vocabulary: u64,
+    pub hidden: u64,
+    pub ffn: u64,
     /// Whether the output has the weights of the embeddings.
     pub tied: bool,
 }

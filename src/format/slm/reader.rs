@@ -1,12 +1,14 @@
 //! Reads the header, the tokenizer and the directory.
 
-use super::error::{SlmError, SlmFault};
 use super::{ALIGNMENT, CHECKSUM_KEY, ENTRY, HEADER, MAGIC, MAX_HEADER, NAME, SCALES, UNVERIFIED, names, tokenizer};
 use crate::format::dtype::Dtype;
-use crate::format::header::{BuildError, Header, HeaderBuilder, NewTensor, ParseMode};
-use crate::format::input::{HeaderInput, MissingRange};
+use crate::format::error::Error;
+use crate::format::header::{Header, HeaderBuilder, ParseMode};
+use crate::format::input::{HeaderInput, MissingRange, number_at};
 use crate::format::metadata::{MetadataValue, ScalarType};
+use crate::format::tensors::{fits, too_large};
 use crate::text::brackets;
+use std::fmt::Display;
 use std::ops::Range;
 
 /// Whether a file begins with the magic number. No safetensors header is as long as a length that begins like that.
@@ -34,7 +36,6 @@ const FIELDS: [(&str, ScalarType, bool); 13] = [
 /// Prefix of the keys of the fields in the metadata.
 pub const PREFIX: &str = "slm.";
 
-/// The fixed part of a header.
 struct FixedHeader {
     numbers: [u32; FIELDS.len()],
     tokenizer: Range<u64>,
@@ -43,9 +44,9 @@ struct FixedHeader {
     checksum: u64,
 }
 
-/// Reads the header of a file. Fails with [`SlmError::Missing`] until the header is in `input`.
-pub fn parse_slm(input: &HeaderInput, mode: ParseMode) -> Result<Header, SlmError> {
-    let FixedHeader { numbers, tokenizer, directory, data_start, checksum } = fixed(input)?;
+/// Reads the header of a file. Fails with [`Error::Missing`] until the header is in `input`.
+pub fn parse_slm(input: &HeaderInput, mode: ParseMode) -> Result<Header, Error> {
+    let FixedHeader { numbers, tokenizer, directory, data_start, checksum } = read_fixed(input)?;
     let mut builder = HeaderBuilder::new(mode);
     builder.version(1);
     for ((name, scalar, _), number) in FIELDS.iter().zip(numbers) {
@@ -55,85 +56,95 @@ pub fn parse_slm(input: &HeaderInput, mode: ParseMode) -> Result<Header, SlmErro
     let [_, _, vocabulary, _, _, layers, ..] = numbers;
     if let Err(fault) = tokenizer::read_tokenizer(input.get(tokenizer)?, vocabulary, &mut builder) {
         if mode != ParseMode::Lenient {
-            return Err(SlmError::Tokenizer { fault });
+            return Err(slm_error(format_args!("tokenizer: {fault}")));
         }
-        builder.skip("tokenizer", || fault.to_string());
+        builder.skip("tokenizer", || fault);
     }
     let directory = input.get(directory)?;
-    let entries: Vec<SlmEntry> = directory.chunks_exact(ENTRY as usize).map(SlmEntry::new).collect();
-    let hashes: Vec<u64> = entries.iter().map(|entry| entry.hash).collect();
+    let entries = directory.chunks_exact(ENTRY as usize);
+    let hashes: Vec<u64> = entries.clone().map(|entry| number_at(entry, 0, 8)).collect();
     let names = names::recover(&hashes, layers);
     let mut reader = SlmReader { builder, data_start, len: input.len(), last: data_start, taken: Vec::new() };
-    for (entry, name) in entries.iter().zip(names) {
+    for (entry, name) in entries.zip(names) {
         if let Err(fault) = reader.add(entry, &name) {
             if mode != ParseMode::Lenient {
-                return Err(SlmError::Tensor { name, fault });
+                return Err(Error::Tensor { name, fault });
             }
-            reader.builder.skip(&name, || fault.to_string());
+            reader.builder.skip(&name, || fault);
         }
     }
     reader.finish()
 }
 
 /// Reads the fixed part of the header, and requests everything before the data.
-fn fixed(input: &HeaderInput) -> Result<FixedHeader, SlmError> {
+fn read_fixed(input: &HeaderInput) -> Result<FixedHeader, Error> {
     let len = input.len();
     if len < HEADER {
-        return Err(SlmError::Cut { part: "header", begin: 0, end: HEADER, len });
+        return Err(slm_cut("header", &(0..HEADER), len));
     }
     let head = input.get(0..HEADER)?;
-    let u32_at = |at: usize| {
-        let mut bytes = [0; 4];
-        bytes.copy_from_slice(&head[at..at + 4]);
-        u32::from_le_bytes(bytes)
-    };
-    let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
-    let version = u32_at(4);
+    let version = number_at(head, 4, 4);
     if version != 1 {
-        return Err(SlmError::Version { version });
+        return Err(Error::Broken(format!("SLM1 version {version}; version 1 is supported")));
     }
-    let header = u32_at(8);
-    if u64::from(header) < HEADER {
-        return Err(SlmError::HeaderLength { len: header });
+    let header = number_at(head, 8, 4);
+    if header < HEADER {
+        return Err(slm_error(format_args!(
+            "the length of the header is {header} bytes; a header has at least {HEADER}"
+        )));
     }
-    let mut numbers = [0; FIELDS.len()];
-    for (at, number) in numbers.iter_mut().enumerate() {
-        *number = u32_at(12 + 4 * at);
+    let numbers = std::array::from_fn(|at| number_at(head, 12 + 4 * at, 4) as u32);
+    let checksum = number_at(head, 100, 8);
+    let needed = FIELDS
+        .iter()
+        .zip(numbers)
+        .filter(|((.., needed), _)| *needed)
+        .map(|((name, ..), number)| (*name, number.into()));
+    if let Some((field, _)) = needed.chain([("checksum", checksum)]).find(|(_, number)| *number == 0) {
+        return Err(slm_error(format_args!("the field {field} of the header is 0")));
     }
-    if let Some(((field, ..), _)) = FIELDS.iter().zip(numbers).find(|((.., needed), number)| *needed && *number == 0) {
-        return Err(SlmError::Zero { field });
-    }
-    let range = |begin: u64, bytes: u64| begin..begin.saturating_add(bytes);
-    let tokenizer = range(u64_at(64), u64_at(72));
-    let directory = range(u64_at(80), u64::from(u32_at(88)) * ENTRY);
-    let (data_start, checksum) = (u64_at(92), u64_at(100));
-    if checksum == 0 {
-        return Err(SlmError::Zero { field: "checksum" });
-    }
+    let (tokenizer, directory) = (number_at(head, 64, 8), number_at(head, 80, 8));
+    let tokenizer = tokenizer..tokenizer.saturating_add(number_at(head, 72, 8));
+    let directory = directory..directory.saturating_add(number_at(head, 88, 4) * ENTRY);
+    let data_start = number_at(head, 92, 8);
     if !data_start.is_multiple_of(ALIGNMENT) {
-        return Err(SlmError::DataStart { start: data_start });
+        return Err(slm_error(format_args!(
+            "the data begins at byte {data_start}, which is not a multiple of {ALIGNMENT}"
+        )));
     }
-    let mut end = HEADER;
-    for (part, range) in
-        [("header", 0..u64::from(header)), ("tokenizer", tokenizer.clone()), ("directory", directory.clone())]
-    {
-        if range.end > len {
-            return Err(SlmError::Cut { part, begin: range.start, end: range.end, len });
+    for (part, range) in [("header", &(0..header)), ("tokenizer", &tokenizer), ("directory", &directory)] {
+        let end = range.end;
+        if end > len {
+            return Err(slm_cut(part, range, len));
         }
-        if range.end > MAX_HEADER {
-            return Err(SlmError::HeaderTooLarge { part, end: range.end });
+        if end > MAX_HEADER {
+            return Err(Error::Limit(format!(
+                "SLM1 file: the {part} ends at byte {end}; weightfs reads at most {MAX_HEADER} bytes before the data"
+            )));
         }
-        if range.end > data_start {
-            return Err(SlmError::Order { part, end: range.end, start: data_start });
+        if end > data_start {
+            return Err(slm_error(format_args!(
+                "the {part} ends at byte {end}, but the data begins at byte {data_start}"
+            )));
         }
-        end = end.max(range.end);
     }
     // One request for all parts.
-    input.get(0..end)?;
+    input.get(0..header.max(tokenizer.end).max(directory.end))?;
     Ok(FixedHeader { numbers, tokenizer, directory, data_start, checksum })
 }
 
-/// The value of a field for the metadata.
+/// The error of a part of the header that ends beyond a file of `len` bytes.
+fn slm_cut(part: &str, range: &Range<u64>, len: u64) -> Error {
+    let Range { start, end } = range;
+    Error::Cut(format!(
+        "truncated: the {part} takes bytes {start} to {end}, but the file ends at byte {len} (did a download stop?)"
+    ))
+}
+
+fn slm_error(fault: impl Display) -> Error {
+    Error::Broken(format!("SLM1 file: {fault}"))
+}
+
 fn read_slm_value(scalar: ScalarType, bits: u32) -> MetadataValue {
     let text = match scalar {
         ScalarType::F32 => match f32::from_bits(bits) {
@@ -143,39 +154,6 @@ fn read_slm_value(scalar: ScalarType, bits: u32) -> MetadataValue {
         _ => bits.to_string(),
     };
     MetadataValue::scalar(scalar, text)
-}
-
-/// An entry of the directory.
-struct SlmEntry {
-    hash: u64,
-    dtype: u32,
-    rank: u32,
-    dims: [u32; 4],
-    offset: u64,
-    nbytes: u64,
-    scales: u64,
-    block: u32,
-}
-
-impl SlmEntry {
-    fn new(bytes: &[u8]) -> Self {
-        let u32_at = |at: usize| {
-            let mut four = [0; 4];
-            four.copy_from_slice(&bytes[at..at + 4]);
-            u32::from_le_bytes(four)
-        };
-        let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
-        Self {
-            hash: u64_at(0),
-            dtype: u32_at(8),
-            rank: u32_at(12),
-            dims: [u32_at(16), u32_at(20), u32_at(24), u32_at(28)],
-            offset: u64_at(32),
-            nbytes: u64_at(40),
-            scales: u64_at(48),
-            block: u32_at(56),
-        }
-    }
 }
 
 /// A stored tensor: the dtype, the dimensions, the beginning and the size in bytes.
@@ -190,26 +168,25 @@ struct SlmTensor {
 struct SlmReader {
     builder: HeaderBuilder,
     data_start: u64,
-    /// Size of the file in bytes.
     len: u64,
-    /// The end of the last tensor.
     last: u64,
-    /// The ranges of all tensors, with their names.
     taken: Vec<(Range<u64>, String)>,
 }
 
 impl SlmReader {
     /// Adds the codes, and the scales if there are any.
-    fn add(&mut self, entry: &SlmEntry, name: &str) -> Result<(), SlmFault> {
+    fn add(&mut self, entry: &[u8], name: &str) -> Result<(), String> {
         let (codes, scales) = measure(entry)?;
-        let mode = self.builder.mode();
+        let (mode, start, len) = (self.builder.mode(), self.data_start, self.len);
         for SlmTensor { part, begin, nbytes, .. } in [Some(&codes), scales.as_ref()].into_iter().flatten() {
-            let (begin, end, len) = (*begin, begin.saturating_add(*nbytes), self.len);
-            if begin < self.data_start {
-                return Err(SlmFault::Before { part, begin, start: self.data_start });
+            let (begin, end) = (*begin, begin.saturating_add(*nbytes));
+            if begin < start {
+                return Err(format!(
+                    "its {part} at byte {begin} lie before the data of the file, which begins at byte {start}"
+                ));
             }
-            if i64::try_from(end).is_err() || mode == ParseMode::Lenient && end > len {
-                return Err(SlmFault::Outside { part, end, len });
+            if fits(end).is_none() || mode == ParseMode::Lenient && end > len {
+                return Err(format!("its {part} end at byte {end}, but the file ends at byte {len}"));
             }
         }
         self.push(codes, name);
@@ -222,83 +199,81 @@ impl SlmReader {
     fn push(&mut self, stored: SlmTensor, name: &str) {
         let SlmTensor { dtype, shape, begin, nbytes, .. } = stored;
         let range = begin..begin + nbytes;
-        let start = self.builder.next_dim();
-        shape.iter().for_each(|dim| self.builder.dim(*dim));
-        let shape = self.builder.shape_from(start);
-        let dtype = self.builder.known_dtype(dtype);
         self.last = self.last.max(range.end);
         if self.builder.mode() == ParseMode::Strict && nbytes > 0 {
             self.taken.push((range.clone(), name.to_owned()));
         }
-        let name = self.builder.name(name);
-        self.builder.push(NewTensor { name, dtype, shape, range, is_unusual: false });
+        let dtype = self.builder.known_dtype(dtype);
+        let tensor = self.builder.tensor(name, dtype, &shape, range);
+        self.builder.push(tensor);
     }
 
-    fn finish(self) -> Result<Header, SlmError> {
+    fn finish(self) -> Result<Header, Error> {
         let Self { builder, data_start, len, last, mut taken } = self;
         if builder.mode() == ParseMode::Strict {
             if last > len {
-                return Err(SlmError::DataCut { end: last, len });
+                return Err(Error::data_cut(last, len));
             }
             taken.sort_by_key(|(range, _)| range.start);
             let overlap = taken.iter().zip(taken.iter().skip(1)).find(|(before, after)| before.0.end > after.0.start);
             if let Some(((before, _), (range, name))) = overlap {
-                let fault = SlmFault::Overlap { begin: range.start, end: before.end.min(range.end) };
-                return Err(SlmError::Tensor { name: name.clone(), fault });
+                let (begin, end) = (range.start, before.end.min(range.end));
+                let fault = format!("its bytes {begin} to {end} belong to another tensor too");
+                return Err(Error::Tensor { name: name.clone(), fault });
             }
         }
-        let header = builder.finish(NAME, None, data_start, || SlmFault::Duplicate.to_string());
-        header.map_err(|error| match error {
-            BuildError::Duplicate { name } => SlmError::Tensor { name, fault: SlmFault::Duplicate },
-            // Not reachable: the directory is smaller than 2^32 bytes.
-            BuildError::TooLarge => SlmError::HeaderTooLarge { part: "directory", end: data_start },
-        })
+        builder.finish(NAME, None, data_start, "its hash occurs more than once")
     }
 }
 
-/// The tensors of an entry: the numbers or codes, and the scales of codes.
-fn measure(entry: &SlmEntry) -> Result<(SlmTensor, Option<SlmTensor>), SlmFault> {
-    let SlmEntry { dtype, rank, dims, offset, nbytes, scales, block, .. } = *entry;
+/// The tensors of an entry of the directory: the numbers or codes, and the scales of codes.
+fn measure(entry: &[u8]) -> Result<(SlmTensor, Option<SlmTensor>), String> {
+    let [dtype, rank, block] = [8, 12, 56].map(|at| number_at(entry, at, 4));
+    let [offset, nbytes, scales] = [32, 40, 48].map(|at| number_at(entry, at, 8));
     if !(1..=4).contains(&rank) {
-        return Err(SlmFault::Rank { rank });
+        return Err(format!("{rank} dimensions; SLM1 allows 1 to 4"));
     }
-    let shape: Vec<u64> = dims[..rank as usize].iter().map(|dim| u64::from(*dim)).collect();
-    let (outer, row) = (&shape[..shape.len() - 1], shape[shape.len() - 1]);
-    let overflow = || SlmFault::Overflow { shape: brackets(&shape) };
-    let product = |dims: &[u64]| dims.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
-    let elements = product(&shape).filter(|elements| *elements < 1 << 61).ok_or_else(overflow)?;
-    let with = |last: u64| outer.iter().copied().chain([last]).collect::<Vec<u64>>();
-    let group = match (dtype, block) {
-        (1, _) => None,
-        (2, _) if u64::from(block) != row => {
-            return Err(SlmFault::Block { block, row, rule: "q8_0 has one block for each row" });
-        }
-        (2, _) => Some(1),
-        (3, 0) => return Err(SlmFault::Block { block, row, rule: "a block is not empty" }),
-        (3, _) if block % 2 != 0 => return Err(SlmFault::Block { block, row, rule: "q4_0 has blocks of even size" }),
-        (3, _) if !row.is_multiple_of(block.into()) => {
-            return Err(SlmFault::Block { block, row, rule: "a row is a whole number of blocks" });
-        }
-        (3, _) => Some(row / u64::from(block)),
-        _ => return Err(SlmFault::Dtype { dtype }),
+    let shape: Vec<u64> = (0..rank as usize).map(|dim| number_at(entry, 16 + 4 * dim, 4)).collect();
+    let row = shape[shape.len() - 1];
+    let elements = count_floats(&shape).ok_or_else(|| too_large(&shape))?;
+    let rule = match dtype {
+        2 if block != row => "q8_0 has one block for each row",
+        3 if block == 0 => "a block is not empty",
+        3 if block % 2 != 0 => "q4_0 has blocks of even size",
+        3 if !row.is_multiple_of(block) => "a row is a whole number of blocks",
+        _ => "",
     };
-    let (dtype, codes, expected) = match dtype {
-        1 => (Dtype::F32, shape.clone(), elements * 4),
-        2 => (Dtype::I8, shape.clone(), elements),
+    if !rule.is_empty() {
+        return Err(format!("a block of {block} elements, but rows of {row}: {rule}"));
+    }
+    // The dtype, the last dimension, the size, and the number of scales of a row.
+    let (dtype, last, expected, groups) = match dtype {
+        1 => (Dtype::F32, row, elements * 4, None),
+        2 => (Dtype::I8, row, elements, Some(1)),
         // Two codes in a byte, the first one in the low bits.
-        _ => (Dtype::U8, with(row / 2), elements / 2),
+        3 => (Dtype::U8, row / 2, elements / 2, Some(row / block)),
+        _ => return Err(format!("dtype {dtype} is not known")),
     };
     if nbytes != expected {
-        return Err(SlmFault::Size { shape: brackets(&shape), expected, found: nbytes });
+        return Err(format!("shape {} takes {expected} bytes, but its entry gives {nbytes}", brackets(&shape)));
     }
-    let part = if group.is_some() { "codes" } else { "data" };
-    let codes = SlmTensor { part, dtype, shape: codes, begin: offset, nbytes };
-    let scales = group.map(|group| {
-        let shape = with(group);
-        let count = product(&shape).filter(|count| *count < 1 << 61).ok_or_else(overflow)?;
-        Ok(SlmTensor { part: "scales", dtype: Dtype::F32, shape, begin: scales, nbytes: count * 4 })
-    });
-    Ok((codes, scales.transpose()?))
+    let part = if groups.is_some() { "codes" } else { "data" };
+    let codes = SlmTensor { part, dtype, shape: with_last(&shape, last), begin: offset, nbytes };
+    let Some(groups) = groups else { return Ok((codes, None)) };
+    let scaled = with_last(&shape, groups);
+    let count = count_floats(&scaled).ok_or_else(|| too_large(&shape))?;
+    let scales = SlmTensor { part: "scales", dtype: Dtype::F32, shape: scaled, begin: scales, nbytes: count * 4 };
+    Ok((codes, Some(scales)))
+}
+
+/// The number of elements of a shape, unless so many float32 numbers have 2^63 bytes or more.
+fn count_floats(shape: &[u64]) -> Option<u64> {
+    let count = shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
+    count.filter(|count| *count < 1 << 61)
+}
+
+fn with_last(shape: &[u64], last: u64) -> Vec<u64> {
+    shape[..shape.len() - 1].iter().copied().chain([last]).collect()
 }
 
 #[cfg(test)]
@@ -371,7 +346,7 @@ mod tests {
             bytes
         }
 
-        fn read(&self, mode: ParseMode) -> Result<Header, SlmError> {
+        fn read(&self, mode: ParseMode) -> Result<Header, Error> {
             let bytes = self.bytes();
             parse_slm(&HeaderInput::with_prefix(bytes.len() as u64, bytes), mode)
         }
@@ -408,7 +383,7 @@ mod tests {
             })
             .collect();
         assert_eq!(found, expected);
-        assert_eq!((header.version(), header.data_start()), (Some(1), START));
+        assert_eq!((header.version, header.data_start), (Some(1), START));
         assert_eq!(header.value("slm.rms_norm_epsilon").unwrap().text(), "0.00001");
         assert_eq!(header.value("tokenizer.BTOK").unwrap().bytes(), three().tokenizer);
     }
@@ -418,7 +393,7 @@ mod tests {
         let bytes = three().bytes();
         let mut input = HeaderInput::new(bytes.len() as u64);
         let mut asked = Vec::new();
-        while let Err(SlmError::Missing(MissingRange(range))) = parse_slm(&input, ParseMode::Strict) {
+        while let Err(Error::Missing(MissingRange(range))) = parse_slm(&input, ParseMode::Strict) {
             input.add(range.start, bytes[range.start as usize..range.end as usize].to_vec());
             asked.push(range);
         }
@@ -456,7 +431,7 @@ mod tests {
             ),
             (
                 change(&|file| file.data = 200),
-                "cut short: the data ends at byte 1280, but the file ends at byte 1224; 56",
+                "truncated: the data ends at byte 1280, but the file ends at byte 1224; 56",
             ),
             (change(&|file| file.tokenizer[4] = 2), "tokenizer: version 2; version 1 is supported"),
             (change(&|file| file.tokenizer[8] = 9), "tokenizer: a vocabulary of 265 tokens, but the header gives 260"),
@@ -472,7 +447,7 @@ mod tests {
         }
         let short = parse_slm(&HeaderInput::with_prefix(4, MAGIC.to_vec()), ParseMode::Strict).unwrap_err().to_string();
         assert!(
-            short.starts_with("cut short: the header takes bytes 0 to 108, but the file ends at byte 4"),
+            short.starts_with("truncated: the header takes bytes 0 to 108, but the file ends at byte 4"),
             "{short}"
         );
     }
@@ -499,7 +474,7 @@ mod tests {
             (entry("x", 3, &[4, 9], [0, 18, 64], 3), "q4_0 has blocks of even size"),
             (entry("x", 3, &[4, 8], [0, 16, 64], 6), "a row is a whole number of blocks"),
             (entry("x", 2, &[4, 8], [0, 32, 16], 8), "its bytes 1040 to 1056 belong to another tensor too"),
-            (entry("x", 1, &[64], [256, 256, 0], 0), "cut short: the data ends at byte 1536"),
+            (entry("x", 1, &[64], [256, 256, 0], 0), "truncated: the data ends at byte 1536"),
         ] {
             let error = File::new(vec![bad]).error();
             assert!(error.contains(expected), "{error}\n{expected}");
@@ -517,7 +492,7 @@ mod tests {
         let header = file.read(ParseMode::Lenient).unwrap();
         let names: Vec<&str> = header.tensors().map(|tensor| tensor.name).collect();
         assert_eq!(names, ["norm.weight", "layers.0.wq.weight", "layers.0.wq.weight.slm_scale"]);
-        let reasons: Vec<&str> = header.skipped().listed().iter().map(|skipped| &skipped.reason[..]).collect();
+        let reasons: Vec<&str> = header.skipped.listed().iter().map(|skipped| &skipped.reason[..]).collect();
         assert_eq!(
             reasons,
             [

@@ -2,10 +2,11 @@
 //! pass on all cores, so that the data is read from the disk once.
 
 use super::file::CheckedFile;
-use super::report::{CheckReport, CheckRule};
+use super::report::CheckReport;
+use crate::content::ReadRequest;
 use crate::format::{Dtype, DtypeBlock, TensorInfo};
 use crate::model;
-use crate::source;
+use crate::rules::CheckRule;
 use crate::stats::SpecialCounts;
 use crate::text::{HexDigits, brackets, quote};
 use crate::threads;
@@ -33,13 +34,6 @@ struct SearchPiece {
     bytes: Range<u64>,
 }
 
-/// The result of a job.
-enum SearchResult {
-    Hashed,
-    Searched(PieceFindings),
-}
-
-/// What was found in a piece.
 struct PieceFindings {
     /// Tensor index, finding, and number of elements of the tensor before the piece. Nothing for ordinary data.
     tensors: Vec<(usize, TensorFindings, u64)>,
@@ -47,7 +41,7 @@ struct PieceFindings {
     end: Option<u64>,
 }
 
-/// What was found in a tensor or a part of it.
+/// The findings about a tensor or a part of it.
 #[derive(Default)]
 struct TensorFindings {
     specials: SpecialCounts,
@@ -81,11 +75,10 @@ impl TensorPicker {
             return false;
         }
         let picked = tensor.nbytes() > 0 && tensor.range.start >= self.reached;
-        if !picked && tensor.range.end > self.reached {
-            self.unsearched += 1;
-        }
         if picked {
             self.reached = tensor.range.end;
+        } else if tensor.range.end > self.reached {
+            self.unsearched += 1;
         }
         picked
     }
@@ -111,7 +104,7 @@ fn gathered(file: &CheckedFile) -> (Vec<usize>, u64) {
 
 /// Number of bytes that [`read_piece`] processes. Bytes that are both hashed and searched count twice.
 pub(super) fn bytes_to_read(file: &CheckedFile, values: bool) -> u64 {
-    let hashed = if file.stated.is_empty() { 0 } else { file.source.len() - file.header.data_start() };
+    let hashed = if file.stated.is_empty() { 0 } else { file.source.len() - file.header.data_start };
     let mut picker = TensorPicker::default();
     let searched = file.header.tensors().filter(|tensor| values && picker.picks(tensor)).map(|tensor| tensor.nbytes());
     let gathered = if values { gathered(file).0 } else { Vec::new() };
@@ -127,23 +120,24 @@ pub(super) fn read_piece(
     is_companion: &dyn Fn(&TensorInfo) -> bool,
     report: &mut CheckReport,
     advance: &(dyn Fn(u64) + Sync),
-) -> Result<(), source::Error> {
+) -> Result<(), model::Error> {
     let (pieces, unsearched) = if values { pieces(file) } else { Default::default() };
-    report.unsearched += unsearched;
+    let (gathered, not_gathered) = if values { gathered(file) } else { Default::default() };
+    report.unsearched += unsearched + not_gathered;
     let mut found: BTreeMap<usize, TensorFindings> = BTreeMap::new();
-    let start = file.header.data_start();
+    let start = file.header.data_start;
     let mut nonzero_end = start;
     let data = start..if file.stated.is_empty() { start } else { file.source.len() };
     let hasher = Mutex::new(Sha256::new());
     let mut hashed = data.start;
     for window in pieces.chunks(PIECES) {
         let end = window.last().map_or(hashed, |last| last.bytes.end).clamp(hashed, data.end);
-        let work = |at: usize| match at.checked_sub(1) {
-            None => hash(file, hashed..end, &hasher, advance).map(|()| SearchResult::Hashed),
-            Some(at) => search(file, &window[at], advance).map(SearchResult::Searched),
-        };
-        for done in threads::map_parallel(1 + window.len(), work) {
-            if let SearchResult::Searched(seen) = done? {
+        // The first job hashes the bytes that the others search.
+        for done in threads::map_parallel(1 + window.len(), |at| match at.checked_sub(1) {
+            None => hash(file, hashed..end, &hasher, advance).map(|()| None),
+            Some(at) => search(file, &window[at], advance).map(Some),
+        }) {
+            if let Some(seen) = done? {
                 for (tensor, part, before) in seen.tensors {
                     let whole = found.entry(tensor).or_default();
                     whole.specials.merge(&part.specials, before);
@@ -155,8 +149,6 @@ pub(super) fn read_piece(
         hashed = end;
     }
     hash(file, hashed..data.end, &hasher, advance)?;
-    let (gathered, unsearched) = if values { gathered(file) } else { Default::default() };
-    report.unsearched += unsearched;
     for some in gathered.chunks(GATHERED_TENSORS) {
         let searched = threads::map_parallel(some.len(), |at| search_gathered(file, some[at], advance));
         for (at, part) in some.iter().zip(searched) {
@@ -196,10 +188,10 @@ pub(super) fn read_piece(
 fn pieces(file: &CheckedFile) -> (Vec<SearchPiece>, u64) {
     let (mut pieces, mut picker): (Vec<SearchPiece>, TensorPicker) = Default::default();
     for (at, tensor) in file.header.tensors().enumerate().filter(|(_, tensor)| picker.picks(tensor)) {
-        let Range { mut start, end } = tensor.range;
+        let Range { start, end } = tensor.range;
         let block = tensor.dtype.block().map_or(1, |block| block.bytes);
         let step = (AT_ONCE / block).max(1) * block;
-        while start < end {
+        for start in (start..end).step_by(step as usize) {
             let next = end.min(start + step);
             match pieces.last_mut() {
                 Some(last) if last.bytes.end == start && next - last.bytes.start <= AT_ONCE => {
@@ -208,18 +200,16 @@ fn pieces(file: &CheckedFile) -> (Vec<SearchPiece>, u64) {
                 }
                 _ => pieces.push(SearchPiece { tensors: at..at + 1, bytes: start..next }),
             }
-            start = next;
         }
     }
     (pieces, picker.unsearched)
 }
 
-/// Searches a piece for special values and zeros.
 fn search(
     file: &CheckedFile,
     piece: &SearchPiece,
     advance: &(dyn Fn(u64) + Sync),
-) -> Result<PieceFindings, source::Error> {
+) -> Result<PieceFindings, model::Error> {
     let SearchPiece { tensors, bytes } = piece;
     let mut buf = vec![0; (bytes.end - bytes.start) as usize];
     file.source.read_exact_at(&mut buf, bytes.start)?;
@@ -247,27 +237,25 @@ fn search(
     Ok(PieceFindings { tensors: seen, end: (end > 0).then(|| bytes.start + end as u64) })
 }
 
-/// Searches a tensor whose elements are gathered.
 fn search_gathered(
     file: &CheckedFile,
     at: usize,
     advance: &(dyn Fn(u64) + Sync),
-) -> Result<TensorFindings, source::Error> {
+) -> Result<TensorFindings, model::Error> {
     let tensor = file.header.tensor(at);
     let (data, len) = (model::data_in(&file.source, &tensor), tensor.nbytes());
     let size = tensor.layout.map_or(1, |layout| u64::from(layout.size).max(1));
     let step = (GATHERED_AT_ONCE / size).max(1) * size;
-    let (mut found, mut buf, mut start) = (TensorFindings::default(), Vec::new(), 0);
-    while start < len {
+    let (mut found, mut buf) = (TensorFindings::default(), Vec::new());
+    for start in (0..len).step_by(step as usize) {
         let end = len.min(start + step);
         buf.resize((end - start) as usize, 0);
-        data.read_exact_at(&mut buf, start)?;
+        data.fill(&mut buf, start, &ReadRequest::WAIT)?;
         found.specials.merge(&SpecialCounts::of(tensor.dtype, &buf).unwrap_or_default(), start / size);
         if tensor.elements() > 1 && nonzero_len(&buf) == 0 {
             found.zero += end - start;
         }
         advance(end - start);
-        start = end;
     }
     Ok(found)
 }
@@ -287,13 +275,9 @@ fn nonzero_len(bytes: &[u8]) -> usize {
 /// mostly in the middle of a row, or before other tensors, or before a large part of the data. Files of integers are
 /// data sets more often than models, and may hold any values.
 fn zero_end(file: &CheckedFile, pieces: &[SearchPiece], nonzero_end: u64, report: &mut CheckReport) -> Option<u64> {
-    let (start, end) = (file.header.data_start(), file.source.len());
+    let (start, end) = (file.header.data_start, file.source.len());
     let (zeros, len) = (end.checked_sub(nonzero_end)?, end.checked_sub(start)?);
     let read: u64 = pieces.iter().map(|piece| piece.bytes.end - piece.bytes.start).sum();
-    let is_float = |tensor: &TensorInfo| {
-        let is_opaque = tensor.dtype.block().is_none() || Dtype::SIZE_ONLY.contains(&tensor.dtype);
-        !is_opaque && !tensor.dtype.is_integer()
-    };
     // If not all data was read, the values are not wanted, or the file is damaged.
     if read != len || !file.header.tensors().any(|tensor| is_float(&tensor)) {
         return None;
@@ -332,40 +316,43 @@ fn zero_end(file: &CheckedFile, pieces: &[SearchPiece], nonzero_end: u64, report
     Some(nonzero_end)
 }
 
+fn is_float(tensor: &TensorInfo) -> bool {
+    let is_opaque = tensor.dtype.block().is_none() || Dtype::SIZE_ONLY.contains(&tensor.dtype);
+    !is_opaque && !tensor.dtype.is_integer()
+}
+
 fn hash(
     file: &CheckedFile,
-    mut bytes: Range<u64>,
+    bytes: Range<u64>,
     hasher: &Mutex<Sha256>,
     advance: &(dyn Fn(u64) + Sync),
-) -> Result<(), source::Error> {
+) -> Result<(), model::Error> {
     let mut hasher = hasher.lock().unwrap_or_else(PoisonError::into_inner);
     let mut buf = vec![0; AT_ONCE.min(bytes.end - bytes.start) as usize];
-    while bytes.start < bytes.end {
-        let part = &mut buf[..AT_ONCE.min(bytes.end - bytes.start) as usize];
-        file.source.read_exact_at(part, bytes.start)?;
+    for start in bytes.clone().step_by(AT_ONCE as usize) {
+        let part = &mut buf[..AT_ONCE.min(bytes.end - start) as usize];
+        file.source.read_exact_at(part, start)?;
         hasher.update(&*part);
-        bytes.start += part.len() as u64;
         advance(part.len() as u64);
     }
     Ok(())
 }
 
-/// Reports the special values of a tensor.
 fn report_specials(file: &CheckedFile, tensor: &TensorInfo, specials: &SpecialCounts, report: &mut CheckReport) {
     let SpecialCounts { nan, pos_inf, neg_inf, first } = *specials;
-    let counts = [(nan, "NaN"), (pos_inf, "+Inf"), (neg_inf, "-Inf")];
-    let counts: Vec<String> =
-        counts.into_iter().filter(|(count, _)| *count > 0).map(|(count, name)| format!("{count} {name}")).collect();
     let rule = if nan > 0 { CheckRule::Nan } else { CheckRule::Infinite };
-    let count = tensor.elements();
-    let plural = if count == 1 { "" } else { "s" };
-    let elements = match tensor.dtype {
-        Dtype::C64 => format!("the {} parts of {count} element{plural}", count.saturating_mul(2)),
-        _ => format!("{count} element{plural}"),
-    };
     report.add(rule, &file.name, Some(tensor.name), || {
+        let counts = [(nan, "NaN"), (pos_inf, "+Inf"), (neg_inf, "-Inf")].into_iter().filter(|(count, _)| *count > 0);
+        let counts = counts.map(|(count, name)| format!("{count} {name}")).collect::<Vec<_>>().join(", ");
+        let count = tensor.elements();
+        let parts = if tensor.dtype == Dtype::C64 {
+            format!("the {} parts of ", count.saturating_mul(2))
+        } else {
+            String::new()
+        };
+        let plural = if count == 1 { "" } else { "s" };
         let at = index(tensor.shape, first.unwrap_or(0));
-        format!("tensor {}: {} among {elements}, the first at {at}", quote(tensor.name), counts.join(", "))
+        format!("tensor {}: {counts} among {parts}{count} element{plural}, the first at {at}", quote(tensor.name))
     });
 }
 

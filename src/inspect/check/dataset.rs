@@ -1,7 +1,8 @@
 //! Checks a dataset of safetensors-spark: the names of its shards, its index of tensors, and padding.
 
-use super::report::{CheckReport, CheckRule};
-use crate::model::{Model, ShardId, TensorId};
+use super::report::CheckReport;
+use crate::model::{Model, ShardId};
+use crate::rules::CheckRule;
 use crate::source::{self, ListedKind, Location};
 use crate::text::{brackets, quote};
 use serde::{Deserialize, Serialize};
@@ -10,23 +11,19 @@ use std::collections::HashMap;
 /// The index of tensors, beside the manifest: a directory of Parquet files, as Spark writes it, or one such file.
 const INDEX: &str = "_tensor_index.parquet";
 
-/// How many more rows than tensors an index may have.
+/// Maximum number of rows that an index may have beyond the tensors.
 const SURPLUS_MAX: usize = 1_000_000;
 
 /// A row of the index of tensors.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IndexRow {
-    /// The name of the tensor.
     pub tensor_key: String,
-    /// The file name of its shard.
     pub file_name: String,
-    /// Its shape.
     pub shape: Vec<i32>,
     /// Its dtype, named as in safetensors files.
     pub dtype: String,
 }
 
-/// A dataset that is checked.
 #[derive(Debug)]
 pub(super) struct CheckedDataset {
     model: Model,
@@ -36,30 +33,27 @@ pub(super) struct CheckedDataset {
     shards: HashMap<String, ShardId>,
     /// The tensors that the index has, by number.
     indexed: Vec<bool>,
-    /// How many rows the index has.
     rows: usize,
 }
 
 impl CheckedDataset {
     pub fn new(model: Model, name: String) -> Self {
         let indexed = vec![false; model.stored().iter().last().map_or(0, |last| last.index() + 1)];
-        let file_name = |shard: &str| shard.rsplit('/').next().unwrap_or(shard).to_owned();
-        let shards = (0..model.shards().len()).map(ShardId::new);
-        let shards = shards.map(|shard| (file_name(&model.shard(shard).name), shard)).collect();
+        let names = model.shards.iter().map(|shard| shard.name.rsplit('/').next().unwrap_or(&shard.name).to_owned());
+        let shards = names.enumerate().map(|(at, name)| (name, ShardId::new(at))).collect();
         Self { model, name, shards, indexed, rows: 0 }
     }
 
     /// The files of the index of tensors, sorted. There are none if the writer was not told to write an index.
     pub fn index_files(&self) -> Result<Vec<Location>, source::Error> {
-        let Some(index) = self.model.tensor_list() else { return Ok(Vec::new()) };
+        let Some(index) = &self.model.facts.tensor_list else { return Ok(Vec::new()) };
         if !source::is_dir(index) {
             return Ok(if source::exists(index) { vec![index.clone()] } else { Vec::new() });
         }
         // Spark adds checksums, as hidden files, and an empty file that says that all is there.
-        let is_part = |name: &str| name.ends_with(".parquet") && !name.starts_with(['.', '_']);
         let entries = source::list_dir(index)?.entries.into_iter().filter(|entry| entry.kind == ListedKind::File);
         let mut names: Vec<String> = entries.filter_map(|entry| entry.name.into_string().ok()).collect();
-        names.retain(|name| is_part(name));
+        names.retain(|name| name.ends_with(".parquet") && !name.starts_with(['.', '_']));
         names.sort_unstable();
         Ok(names.iter().map(|name| index.join(name)).collect())
     }
@@ -68,43 +62,43 @@ impl CheckedDataset {
     /// index cannot be right.
     pub fn compare(&mut self, row: &IndexRow, report: &mut CheckReport) -> bool {
         self.rows += 1;
-        self.compare_row(row, report);
+        for fault in self.row_faults(row) {
+            report.add(CheckRule::TensorIndex, &self.name, Some(&row.tensor_key), || fault);
+        }
         self.rows <= self.indexed.len().saturating_add(SURPLUS_MAX)
     }
 
-    fn compare_row(&mut self, row: &IndexRow, report: &mut CheckReport) {
-        let Self { model, name, shards, indexed, .. } = self;
+    fn row_faults(&mut self, row: &IndexRow) -> Vec<String> {
+        let Self { model, shards, indexed, .. } = self;
         let IndexRow { tensor_key, file_name, shape, dtype } = row;
-        let mut add = |message: String| report.add(CheckRule::TensorIndex, name, Some(tensor_key), || message);
-        let tensor = || quote(tensor_key);
         let Some(shard) = shards.get(file_name).copied() else {
             // A shard that cannot be opened is reported once.
-            if !model.unopened().iter().any(|shard| shard.file_name() == file_name.as_str()) {
-                add(format!("{INDEX} has {} in {}, which is not a shard", tensor(), quote(file_name)));
+            if model.facts.unopened.iter().any(|shard| shard.file_name() == file_name.as_str()) {
+                return Vec::new();
             }
-            return;
+            return vec![format!("{INDEX} has {} in {}, which is not a shard", quote(tensor_key), quote(file_name))];
         };
         let Some(id) = model.find_in(shard, tensor_key) else {
-            return add(format!("{INDEX} has {} in {}, which does not have it", tensor(), quote(file_name)));
+            return vec![format!("{INDEX} has {} in {}, which does not have it", quote(tensor_key), quote(file_name))];
         };
+        let mut faults = Vec::new();
         if let Some(seen) = indexed.get_mut(id.index())
             && std::mem::replace(seen, true)
         {
-            add(format!("{INDEX} has {} in {} more than once", tensor(), quote(file_name)));
+            faults.push(format!("{INDEX} has {} in {} more than once", quote(tensor_key), quote(file_name)));
         }
         let info = model.tensor(id).info;
-        let is_equal = |(a, b): (&i32, &u64)| u64::try_from(*a).is_ok_and(|a| a == *b);
-        if info.dtype.name() != dtype || info.shape.len() != shape.len() || !shape.iter().zip(info.shape).all(is_equal)
-        {
-            let is = format!("{} {}", info.dtype.name(), brackets(info.shape));
-            add(format!("{} is {is} in {}, and {INDEX} says {} {shape:?}", tensor(), quote(file_name), quote(dtype)));
+        let is_same_shape = shape.iter().map(|dim| u64::try_from(*dim).ok()).eq(info.shape.iter().copied().map(Some));
+        if info.dtype.name() != dtype || !is_same_shape {
+            let is = format!("{} {} in {}", info.dtype.name(), brackets(info.shape), quote(file_name));
+            faults.push(format!("{} is {is}, and {INDEX} says {} {shape:?}", quote(tensor_key), quote(dtype)));
         }
+        faults
     }
 
     /// Reports what no row of the index was about.
     pub fn finish(&self, report: &mut CheckReport) {
-        let missing = |id: &TensorId| self.indexed.get(id.index()).is_some_and(|seen| !seen);
-        for id in self.model.stored().iter().filter(missing) {
+        for id in self.model.stored().iter().filter(|id| self.indexed.get(id.index()) == Some(&false)) {
             let (name, shard) = (self.model.name(id), &self.model.shard(self.model.shard_of(id)).name);
             report.add(CheckRule::TensorIndex, &self.name, Some(name), || {
                 format!("{INDEX} does not have {} in {}", quote(name), quote(shard))
@@ -124,7 +118,7 @@ impl CheckedDataset {
         if self.model.stored().len() == self.model.logical().len() {
             return Ok(());
         }
-        for shard in (0..self.model.shards().len()).map(ShardId::new) {
+        for shard in (0..self.model.shards.len()).map(ShardId::new) {
             let Some((padding, rows)) = self.padding(shard)? else { continue };
             let name = &self.model.shard(shard).name;
             report.add(CheckRule::Padding, &self.name, Some(name), || {
@@ -134,7 +128,7 @@ impl CheckedDataset {
         Ok(())
     }
 
-    /// How many rows at the end of a shard are zero in all arrays, and how many rows there are. `None` if there are
+    /// Number of rows at the end of a shard that are zero in all arrays, and of all rows. `None` if there are
     /// none, or if the arrays have different numbers of rows.
     fn padding(&self, shard: ShardId) -> Result<Option<(u64, u64)>, source::Error> {
         let (model, source) = (&self.model, self.model.source(shard));
@@ -172,7 +166,7 @@ fn nonzero_end(source: &dyn source::Source, range: std::ops::Range<u64>) -> Resu
 
 /// Reports shards of a dataset whose names are not those that the writer gives.
 pub(super) fn check_names(model: &Model, name: &str, report: &mut CheckReport) {
-    for shard in model.shards().iter().filter(|shard| !is_part(&shard.name)) {
+    for shard in model.shards.iter().filter(|shard| !is_part(&shard.name)) {
         report.add(CheckRule::Manifest, name, Some(&shard.name), || {
             format!(
                 "{} is not called part-NNNNN-NNNN-UUID.safetensors, as safetensors-spark calls its files",
@@ -187,15 +181,13 @@ pub(super) fn check_names(model: &Model, name: &str, report: &mut CheckReport) {
 fn is_part(path: &str) -> bool {
     let name = path.rsplit_once('/').map_or(path, |(_, name)| name);
     let rest = name.strip_prefix("part-").and_then(|rest| rest.strip_suffix(".safetensors"));
-    let mut fields = rest.unwrap_or_default().split('-');
-    let mut is_field = |digits: fn(&u8) -> bool, least: usize, most: usize| {
-        let field = fields.next().unwrap_or_default().as_bytes();
-        (least..=most).contains(&field.len()) && field.iter().all(digits)
-    };
-    is_field(u8::is_ascii_digit, 5, 10)
-        && is_field(u8::is_ascii_digit, 4, 10)
-        && [8, 4, 4, 4, 12].into_iter().all(|len| is_field(u8::is_ascii_hexdigit, len, len))
-        && fields.next().is_none()
+    let fields: Vec<&[u8]> = rest.unwrap_or_default().split('-').map(str::as_bytes).collect();
+    let [task, shard, uuid @ ..] = &fields[..] else { return false };
+    (5..=10).contains(&task.len())
+        && (4..=10).contains(&shard.len())
+        && task.iter().chain(*shard).all(u8::is_ascii_digit)
+        && uuid.iter().map(|field| field.len()).eq([8, 4, 4, 4, 12])
+        && uuid.concat().iter().all(u8::is_ascii_hexdigit)
 }
 
 #[cfg(test)]

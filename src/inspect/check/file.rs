@@ -1,11 +1,12 @@
 //! Checks the header of one file: its form, the layout of its tensors, and its metadata.
 
-use super::report::{CheckReport, CheckRule};
+use super::report::CheckReport;
 use crate::format::{
-    self, Dtype, DtypeBlock, Header, HeaderInput, HeaderLint, LintKind, ParseMode, TensorInfo, numpy, safetensors,
+    self, Dtype, DtypeBlock, Header, HeaderInput, HeaderLint, MetadataValue, ParseMode, TensorInfo, numpy, safetensors,
 };
 use crate::inspect::conventions::{self, KOHYA_JSON, MODELSPEC_PREFIX};
 use crate::model;
+use crate::rules::CheckRule;
 use crate::source::{self, Location, Source};
 use crate::text::quote;
 use serde::de::IgnoredAny;
@@ -22,7 +23,6 @@ const DATA_ALIGNMENT: u64 = 8;
 pub struct CheckedFile {
     /// The name of the file in messages.
     pub name: String,
-    /// The bytes of the file.
     pub source: Arc<dyn Source>,
     /// The header, without damaged entries.
     pub header: Header,
@@ -60,21 +60,21 @@ impl CheckedFile {
 
     fn check_header(&self, input: &mut HeaderInput, report: &mut CheckReport) -> Result<(), source::Error> {
         model::lint_file(&self.header, input, &*self.source, &mut |lint| add(report, &self.name, lint))?;
-        let is_safetensors = self.header.format() == safetensors::NAME;
+        let is_safetensors = self.header.format == safetensors::NAME;
         let len = self.header.text().map_or(0, |text| text.end - text.start);
         if len > HUB_HEADER_MAX {
             report.add(CheckRule::HeaderSize, &self.name, None, || {
                 format!("the header has {len} bytes, more than {HUB_HEADER_MAX}")
             });
         }
-        let start = self.header.data_start();
+        let start = self.header.data_start;
         if is_safetensors && !start.is_multiple_of(DATA_ALIGNMENT) && !self.header.is_empty() {
             report.add(CheckRule::DataStart, &self.name, None, || {
                 format!("the data begins at byte {start}, which is not a multiple of {DATA_ALIGNMENT}")
             });
         }
         let rule = if is_safetensors { CheckRule::UnknownDtype } else { CheckRule::RawDtype };
-        for dtype in self.header.unknown_dtypes() {
+        for dtype in &self.header.unknown_dtypes {
             report.add(rule, &self.name, Some(dtype), || match is_safetensors {
                 true => format!("dtype {} is unknown", quote(dtype)),
                 false => format!("dtype {}: its tensors are shown as raw bytes", quote(dtype)),
@@ -94,7 +94,7 @@ impl CheckedFile {
     fn check_tensors(&self, report: &mut CheckReport) {
         let mut alignment = None;
         // numpy.load copies the arrays of an archive, which are not aligned.
-        let is_copied = self.header.format() == numpy::NPZ;
+        let is_copied = self.header.format == numpy::NPZ;
         for tensor in self.header.tensors() {
             report.tensors += 1;
             report.nbytes = report.nbytes.saturating_add(tensor.nbytes());
@@ -119,28 +119,37 @@ impl CheckedFile {
 
     /// Checks the metadata against its conventions and returns the hashes in it.
     fn check_metadata(&self, report: &mut CheckReport) -> Vec<(String, String)> {
-        let metadata = self.header.metadata();
+        let metadata = &self.header.metadata;
         for (key, fault) in conventions::modelspec_faults(metadata) {
             let key = format!("{MODELSPEC_PREFIX}{key}");
             report.add(CheckRule::ModelSpec, &self.name, Some(&key), || format!("metadata {}: {fault}", quote(&key)));
         }
-        let given = |key| model::metadata_text(metadata, key).filter(|value| *value != "None");
         for key in KOHYA_JSON {
-            let broken = |value| serde_json::from_str::<IgnoredAny>(value).err();
-            if let Some(error) = given(key).and_then(broken) {
+            if let Some(error) =
+                given_text(metadata, key).and_then(|text| serde_json::from_str::<IgnoredAny>(text).err())
+            {
                 report.add(CheckRule::Kohya, &self.name, Some(key), || {
                     format!("metadata {}: not valid JSON: {error}", quote(key))
                 });
             }
         }
-        if given("sshs_model_hash").is_some_and(|value| conventions::sha256(value).is_none()) {
+        if given_text(metadata, "sshs_model_hash").is_some_and(|value| conventions::sha256(value).is_none()) {
             report.add(CheckRule::Kohya, &self.name, Some("sshs_model_hash"), || {
                 "metadata \"sshs_model_hash\": not a SHA-256 hash of 64 digits".to_owned()
             });
         }
         let keys = ["modelspec.hash_sha256", "sshs_model_hash"];
-        keys.iter().filter_map(|key| Some(((*key).to_owned(), conventions::sha256(given(key)?)?))).collect()
+        let hashes = keys.iter().filter_map(|key| {
+            let hash = conventions::sha256(given_text(metadata, key)?)?;
+            Some(((*key).to_owned(), hash))
+        });
+        hashes.collect()
     }
+}
+
+/// A metadata value, unless it is Python's None.
+fn given_text<'m>(metadata: &'m [(String, MetadataValue)], key: &str) -> Option<&'m str> {
+    model::metadata_text(metadata, key).filter(|value| *value != "None")
 }
 
 /// The alignment of a dtype's elements in bytes: 1 for elements that share bytes.
@@ -169,7 +178,7 @@ fn check_damaged(
         return None;
     };
     format::header_damage(&header, broken, len, &mut |lint| add(report, name, lint));
-    let (_, more) = header.skipped().kept();
+    let (_, more) = header.skipped.kept();
     report.add_unseen(CheckRule::Entry, more);
     // The lenient parser gives one reason for each entry, which may differ from that of the strict parser.
     let verdict = broken.to_string();
@@ -181,20 +190,5 @@ fn check_damaged(
 }
 
 fn add(report: &mut CheckReport, name: &str, lint: HeaderLint) {
-    let rule = match lint.kind {
-        LintKind::Unusual => CheckRule::Json,
-        LintKind::Keys => CheckRule::GgufKeys,
-        LintKind::Padding => CheckRule::GgufPadding,
-        LintKind::Entry => CheckRule::Entry,
-        LintKind::Hole => CheckRule::Hole,
-        LintKind::Overlap => CheckRule::Overlap,
-        LintKind::Trailing => CheckRule::Trailing,
-        LintKind::LeftOut => CheckRule::LeftOut,
-        LintKind::Unverified => CheckRule::Unverified,
-        LintKind::Model => CheckRule::Model,
-        LintKind::Archive => CheckRule::Archive,
-        LintKind::Global => CheckRule::PickleGlobal,
-        LintKind::Code => CheckRule::PickleCode,
-    };
-    report.add(rule, name, lint.subject.as_deref(), || lint.message);
+    report.add(lint.rule, name, lint.subject.as_deref(), || lint.message);
 }

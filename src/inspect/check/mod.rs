@@ -10,15 +10,16 @@ mod quantized;
 mod report;
 mod set;
 
-use crate::format::{ParseMode, TensorInfo};
-use crate::model::{self, Error, Model};
+use crate::format::ParseMode;
+use crate::model::{self, Error, LINKED, Model};
 use crate::source::{self, Location, Source};
 use crate::threads;
 use dataset::CheckedDataset;
 use file::CheckedFile;
 
+pub use crate::rules::{CheckRule, Severity};
 pub use dataset::IndexRow;
-pub use report::{CheckFinding, CheckReport, CheckRule, Severity};
+pub use report::{CheckFinding, CheckReport};
 
 /// A model whose headers have been checked.
 #[derive(Debug)]
@@ -33,16 +34,22 @@ pub struct ModelCheck {
 
 impl ModelCheck {
     /// Checks the headers of a model: a file, the index of a sharded model, the manifest of a dataset, or a split.
-    /// Fails only if something cannot be read. All other problems are in the report.
-    pub fn open(location: &Location) -> Result<Self, Error> {
+    /// Fails only if something cannot be read. All other problems are in the report. `top` is the directory below which
+    /// the model was found, if the user did not name the model.
+    pub fn open(location: &Location, top: Option<&Location>) -> Result<Self, Error> {
         let mut report = CheckReport::default();
+        let opened = model::open_below(top, location, ParseMode::Lenient);
+        if let Err(Error::Linked { .. }) = opened {
+            report.add(CheckRule::Format, &location.to_string(), None, || LINKED.to_owned());
+            return Ok(Self { files: Vec::new(), quantized: None, dataset: None, report });
+        }
         let is_set = model::is_set(location.file_name());
-        let (mut model, locations): (Option<Model>, Vec<Location>) = match is_set {
-            true => set::check_set(location, &mut report)?,
+        let (model, locations): (Option<Model>, Vec<Location>) = match is_set {
+            true => set::check_set(location, opened, &mut report)?,
             false => match model::file_of(location) {
-                Ok(file) => (None, vec![file]),
-                Err(Error::Set { error, .. }) => {
-                    report.add(CheckRule::Format, &location.to_string(), None, || error.to_string());
+                Ok(file) => (opened.ok(), vec![file]),
+                Err(Error::Set { fault, .. }) => {
+                    report.add(CheckRule::Format, &location.to_string(), None, || fault);
                     (None, Vec::new())
                 }
                 Err(error) => return Err(error),
@@ -57,8 +64,6 @@ impl ModelCheck {
             files.extend(file);
         }
         if let Some(file) = files.first().filter(|_| !is_set) {
-            // A damaged file has findings already.
-            model = model::open_model(location, ParseMode::Lenient).ok();
             if let Some(model) = &model {
                 // If a shard is checked by itself, the companions may be in another one.
                 let name = location.file_name().to_string_lossy();
@@ -72,10 +77,10 @@ impl ModelCheck {
         let names = locations.iter().map(|at| if is_set { at } else { location }.to_string()).collect();
         let (mut quantized, mut dataset) = (None, None);
         match model {
-            Some(model) if model.tensor_list().is_some() => {
+            Some(model) if model.facts.tensor_list.is_some() => {
                 dataset = Some(CheckedDataset::new(model, location.to_string()))
             }
-            Some(model) if !model.quantized().weights().is_empty() => quantized = Some((model, names)),
+            Some(model) if !model.quantized.weights().is_empty() => quantized = Some((model, names)),
             _ => {}
         }
         Ok(Self { files, quantized, dataset, report })
@@ -94,8 +99,13 @@ impl ModelCheck {
     pub fn read(&mut self, values: bool, advance: &(dyn Fn(u64) + Sync)) -> Result<(), Error> {
         for file in &self.files {
             let model = self.quantized.as_ref().map(|(model, _)| model);
-            let is_companion = |tensor: &TensorInfo| model.is_some_and(|model| quantized::is_companion(model, tensor));
-            data::read_piece(file, values, &is_companion, &mut self.report, advance)?;
+            data::read_piece(
+                file,
+                values,
+                &|tensor| model.is_some_and(|model| quantized::is_companion(model, tensor)),
+                &mut self.report,
+                advance,
+            )?;
         }
         if let Some((model, names)) = self.quantized.as_ref().filter(|_| values) {
             quantized::read_companion(model, names, &mut self.report, advance)?;
@@ -123,14 +133,13 @@ impl ModelCheck {
                 is_whole = false;
             }
         }
-        // What is in a file that cannot be read is unknown.
+        // The content of a file that cannot be read is unknown.
         if is_whole {
             dataset.finish(report);
         }
         Ok(())
     }
 
-    /// The findings.
     pub fn into_report(self) -> CheckReport {
         self.report
     }

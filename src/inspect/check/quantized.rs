@@ -1,14 +1,15 @@
 //! Checks quantized weights: whether they are recognised, and whether the numbers in their companions are usable.
 
 use super::data::index;
-use super::report::{CheckReport, CheckRule};
+use super::report::CheckReport;
 use crate::codec::quantized::{
     CompanionFaults, DequantizeFormula, GlobalScale, QuantizedLayout, QuantizedPart, ScaleGrid, ScaleType,
 };
+use crate::content::ReadRequest;
 use crate::format::TensorInfo;
 use crate::model::quantization::{ProblemKind, ProblemPlace, QuantizedWeight, WeightWarning};
-use crate::model::{Model, TensorId, TensorParts};
-use crate::source;
+use crate::model::{Error, Model, TensorId, TensorParts};
+use crate::rules::CheckRule;
 use crate::text::quote;
 use crate::threads;
 use std::collections::HashSet;
@@ -22,7 +23,7 @@ const TENSORS_AT_ONCE: usize = 1024;
 /// Reports tensors that look quantized and are not recognised. If `is_whole` is false, the model is only a part of one,
 /// and missing companions are not reported.
 pub(super) fn check_recognition(model: &Model, name: &str, is_whole: bool, report: &mut CheckReport) {
-    let quantized = model.quantized();
+    let quantized = &model.quantized;
     // If the scheme is unknown, it is also unknown which companions there must be.
     let is_known = quantized.warnings().iter().all(|warning| !warning.places.is_empty());
     for (warning, note) in quantized.warnings().iter().zip(quantized.notes()) {
@@ -50,7 +51,7 @@ pub(super) fn check_recognition(model: &Model, name: &str, is_whole: bool, repor
 /// Whether a tensor of a file is a companion of a weight, so that [`read_companion`] reports its faults.
 pub(super) fn is_companion(model: &Model, tensor: &TensorInfo) -> bool {
     let id = model.find(tensor.name).filter(|id| model.tensor(*id).info.range == tensor.range);
-    let owner = id.and_then(|id| Some((id, model.quantized().owner(id)?)));
+    let owner = id.and_then(|id| Some((id, model.quantized.owner(id)?)));
     owner.is_some_and(|(id, weight)| QuantizedPart::ALL.iter().any(|part| weight.part(*part) == Some(id.index())))
 }
 
@@ -75,7 +76,7 @@ impl<'m> CheckedCompanion<'m> {
 /// The companions of all weights whose numbers are checked, each once.
 fn checked(model: &Model) -> impl Iterator<Item = CheckedCompanion<'_>> {
     let mut seen = HashSet::new();
-    let all = model.quantized().weights().iter().filter(|weight| weight.class.elements() > 0);
+    let all = model.quantized.weights().iter().filter(|weight| weight.class.elements() > 0);
     let all = all.flat_map(|weight| QuantizedPart::ALL.into_iter().map(move |part| (weight, part)));
     all.filter_map(move |(weight, part)| {
         companion_number(&weight.class.layout, part)?;
@@ -106,7 +107,7 @@ pub(super) fn read_companion(
     names: &[String],
     report: &mut CheckReport,
     advance: &(dyn Fn(u64) + Sync),
-) -> Result<(), source::Error> {
+) -> Result<(), Error> {
     let all: Vec<CheckedCompanion> = checked(model).collect();
     for some in all.chunks(TENSORS_AT_ONCE) {
         let found = threads::map_parallel(some.len(), |at| faults(model, &some[at], advance));
@@ -119,38 +120,28 @@ pub(super) fn read_companion(
     Ok(())
 }
 
-/// The faults of a companion.
 fn faults(
     model: &Model,
     companion: &CheckedCompanion,
     advance: &(dyn Fn(u64) + Sync),
-) -> Result<CompanionFaults, source::Error> {
+) -> Result<CompanionFaults, Error> {
     let (layout, mut faults) = (&companion.weight.class.layout, CompanionFaults::default());
     let tensor = model.tensor(companion.tensor);
     let Some(real) = companion_number(layout, companion.part) else { return Ok(faults) };
     let (data, len) = (model.data(&tensor), tensor.info.nbytes());
     let mut buf = Vec::new();
-    let mut start = 0;
-    while start < len {
+    for start in (0..len).step_by(AT_ONCE as usize) {
         let end = len.min(start + AT_ONCE);
         buf.resize((end - start) as usize, 0);
-        data.read_exact_at(&mut buf, start)?;
+        data.fill(&mut buf, start, &ReadRequest::WAIT)?;
         let part = match companion.part {
-            QuantizedPart::GroupIndex => CompanionFaults::of_index(scale_groups(layout), &buf),
+            QuantizedPart::GroupIndex => CompanionFaults::of_index(layout.grid.groups(), &buf),
             _ => CompanionFaults::of_scales(real, &buf),
         };
         faults.merge(&part, start / real.bytes());
         advance(end - start);
-        start = end;
     }
     Ok(faults)
-}
-
-/// Number of groups of a row.
-fn scale_groups(layout: &QuantizedLayout) -> u64 {
-    match layout.grid {
-        ScaleGrid::Blocks { groups, .. } | ScaleGrid::Tiled { groups, .. } => groups,
-    }
 }
 
 /// The name of a number of a part, in singular and plural.
@@ -168,6 +159,17 @@ fn called(part: QuantizedPart) -> [&'static str; 2] {
     }
 }
 
+/// Number of the numbers of a part that have a fault, with the verb.
+fn faulty_numbers(part: QuantizedPart, count: u64, total: u64) -> String {
+    let [one, many] = called(part);
+    match (count, total) {
+        (1, 1) => format!("the {one} is"),
+        (1, _) => format!("1 of {total} {many} is"),
+        _ if count == total => format!("all {total} {many} are"),
+        _ => format!("{count} of {total} {many} are"),
+    }
+}
+
 fn report_faults(
     model: &Model,
     companion: &CheckedCompanion,
@@ -179,14 +181,8 @@ fn report_faults(
     let CompanionFaults { zero, not_finite, no_group, is_unused, first } = *faults;
     let layout = &weight.class.layout;
     let info = companion.info(model);
-    let (name, total, [one, many]) = (quote(info.name), info.elements(), called(part));
-    let of = || quote(model.weight_name(weight));
-    let some = |count: u64| match (count, total) {
-        (1, 1) => format!("the {one} is"),
-        (1, _) => format!("1 of {total} {many} is"),
-        _ if count == total => format!("all {total} {many} are"),
-        _ => format!("{count} of {total} {many} are"),
-    };
+    let (name, total) = (quote(info.name), info.elements());
+    let of = quote(model.weight_name(weight));
     let at = index(info.shape, first.unwrap_or(0));
     let first = if total > 1 { format!(", the first at {at}") } else { String::new() };
     if part == QuantizedPart::GroupIndex {
@@ -195,8 +191,8 @@ fn report_faults(
                 format!(
                     "tensor {name}: {no_group} of {total} columns of {} have groups that do not exist{first}; there \
                      are {} groups",
-                    of(),
-                    scale_groups(layout)
+                    of,
+                    layout.grid.groups()
                 )
             });
         }
@@ -204,8 +200,8 @@ fn report_faults(
     }
     if not_finite > 0 {
         report.add(CheckRule::Scale, file, Some(info.name), || {
-            let wrong = some(not_finite);
-            format!("tensor {name}: {wrong} infinite or NaN{first}, and so are values of {}", of())
+            let wrong = faulty_numbers(part, not_finite, total);
+            format!("tensor {name}: {wrong} infinite or NaN{first}, and so are values of {of}")
         });
     }
     let divides = match part {
@@ -218,19 +214,19 @@ fn report_faults(
         && layout.formula != DequantizeFormula::ScaleThenAdd;
     // Incomplete tiles are padded with zeros.
     let is_padded = matches!(layout.grid, ScaleGrid::Tiled { .. });
+    let zeros = faulty_numbers(part, zero, total);
     if zero > 0 && divides {
         report.add(CheckRule::Scale, file, Some(info.name), || {
             let them = if total == 1 { "it" } else { "them" };
-            let wrong = some(zero);
-            format!("tensor {name}: {wrong} zero, and the scheme divides by {them}: values of {} are not finite", of())
+            format!("tensor {name}: {zeros} zero, and the scheme divides by {them}: values of {of} are not finite")
         });
     } else if zero > 0 && multiplies && zero == total {
         report.add(CheckRule::ZeroWeight, file, Some(info.name), || {
-            format!("tensor {name}: {} zero, and so are all values of {}", some(zero), of())
+            format!("tensor {name}: {zeros} zero, and so are all values of {of}")
         });
     } else if zero > 0 && multiplies && !is_padded {
         report.add(CheckRule::ZeroScale, file, Some(info.name), || {
-            format!("tensor {name}: {} zero, and so are the values of {} in their groups", some(zero), of())
+            format!("tensor {name}: {zeros} zero, and so are the values of {of} in their groups")
         });
     }
 }

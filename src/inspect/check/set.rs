@@ -1,37 +1,39 @@
 //! Checks an index or a manifest against its files, and splits against each other.
 
-use super::report::{CheckReport, CheckRule};
+use super::report::CheckReport;
 use super::{dataset, quantized};
-use crate::format::{ParseMode, SkippedEntry};
+use crate::format::SkippedEntry;
 use crate::inspect::totals::{TensorBreakdown, TensorTotals};
-use crate::model::{Error, Model, NoteKind, Shard, StatedTotals, open_model};
+use crate::model::{Error, Model, NoteKind, StatedTotals};
+use crate::rules::CheckRule;
 use crate::source::Location;
 use crate::text::quote;
 
-/// Checks the index or manifest at `location` against its files, or the split there against the other splits. Returns
-/// the model, if there is one, and the locations of the files.
+/// Checks the index or manifest at `location` against its files, or the split there against the other splits. `opened`
+/// is the model in lenient mode. Returns the model, if there is one, and the locations of the files.
 pub(super) fn check_set(
     location: &Location,
+    opened: Result<Model, Error>,
     report: &mut CheckReport,
 ) -> Result<(Option<Model>, Vec<Location>), Error> {
     let name = location.to_string();
-    let model = match open_model(location, ParseMode::Lenient) {
+    let model = match opened {
         Ok(model) => model,
-        Err(Error::Set { error, .. }) => {
-            report.add(CheckRule::Format, &name, None, || error.to_string());
+        Err(Error::Set { fault, .. }) => {
+            report.add(CheckRule::Format, &name, None, || fault);
             return Ok((None, Vec::new()));
         }
         // A file that is called a split, but has no other splits.
         Err(Error::Format { .. }) => return Ok((None, vec![location.clone()])),
         Err(error) => return Err(error),
     };
-    let kind = model.form().notes;
+    let kind = model.form.notes;
     let (mismatch_rule, remark_rule) = match kind {
         NoteKind::Index => (CheckRule::Index, CheckRule::IndexTwice),
         NoteKind::Manifest => (CheckRule::Index, CheckRule::Manifest),
         NoteKind::Splits => (CheckRule::Split, CheckRule::SplitName),
     };
-    let (mismatches, more) = model.mismatches().kept();
+    let (mismatches, more) = model.facts.mismatches.kept();
     for SkippedEntry { name: subject, reason, .. } in mismatches {
         report.add(mismatch_rule, &name, Some(subject), || match kind {
             // The reason does not contain the subject.
@@ -40,22 +42,22 @@ pub(super) fn check_set(
         });
     }
     report.add_unseen(mismatch_rule, more);
-    for remark in model.remarks() {
+    for remark in &model.facts.remarks {
         report.add(remark_rule, &name, None, || remark.clone());
     }
     check_totals(&model, &name, report);
     if kind == NoteKind::Manifest {
         dataset::check_names(&model, &name, report);
     }
-    quantized::check_recognition(&model, &name, model.missing() == 0, report);
-    let names = model.shards().iter().map(|shard| shard.location.clone()).collect();
+    quantized::check_recognition(&model, &name, model.facts.unopened.is_empty(), report);
+    let names = model.shards.iter().map(|shard| shard.location.clone()).collect();
     Ok((Some(model), names))
 }
 
 /// Compares the totals of an index with the tensors, and the numbers in the names of shards with the number of shards.
 fn check_totals(model: &Model, name: &str, report: &mut CheckReport) {
     // If a shard is missing, all totals are wrong. The missing shard has been reported already.
-    let stated = if model.missing() == 0 { model.stated() } else { StatedTotals::default() };
+    let stated = if model.facts.unopened.is_empty() { model.facts.stated } else { StatedTotals::default() };
     let TensorTotals { nbytes, parameters, .. } = TensorBreakdown::of(model, model.logical().iter(), 0).all;
     // Some writers count the stored elements of quantized weights.
     let elements = model.logical().iter().map(|id| model.tensor(id).info.elements()).fold(0, u64::saturating_add);
@@ -69,14 +71,11 @@ fn check_totals(model: &Model, name: &str, report: &mut CheckReport) {
             });
         }
     }
-    let Some(shards) = model.stated().shards else { return };
-    let other_number = |shard: &Shard| {
-        let of = number_of_shards(&shard.name).filter(|of| *of != shards as u64)?;
-        Some((shard.name.clone(), of))
-    };
-    if let Some((shard, of)) = model.shards().iter().find_map(other_number) {
-        report.add(CheckRule::IndexTotals, name, Some(&shard), || {
-            format!("shard {} is one of {of} by its name, but the index names {shards}", quote(&shard))
+    let Some(shards) = model.facts.stated.shards else { return };
+    let mut named = model.shards.iter().filter_map(|shard| Some((&shard.name, number_of_shards(&shard.name)?)));
+    if let Some((shard, of)) = named.find(|(_, of)| *of != shards as u64) {
+        report.add(CheckRule::IndexTotals, name, Some(shard), || {
+            format!("shard {} is one of {of} by its name, but the index names {shards}", quote(shard))
         });
     }
 }
@@ -84,9 +83,10 @@ fn check_totals(model: &Model, name: &str, report: &mut CheckReport) {
 /// The number of shards in a name such as `model-00001-of-00002.safetensors`.
 pub(super) fn number_of_shards(name: &str) -> Option<u64> {
     let (front, of) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
-    let number = |text: &str| text.bytes().all(|digit| digit.is_ascii_digit()).then(|| text.parse().ok()).flatten();
-    let at: Option<u64> = number(front.rsplit_once(['-', '_'])?.1);
-    at.and(number(of))
+    let (_, at) = front.rsplit_once(['-', '_'])?;
+    // parse() also accepts a sign.
+    let is_number = [at, of].iter().all(|text| text.bytes().all(|digit| digit.is_ascii_digit()));
+    at.parse::<u64>().ok().filter(|_| is_number).and(of.parse().ok())
 }
 
 #[cfg(test)]

@@ -4,24 +4,14 @@ use super::split;
 use crate::format::ParseMode;
 use crate::model::error::Error;
 use crate::model::header;
-use crate::model::table::{Model, ModelForm, NoteKind, Shard};
+use crate::model::table::{Model, ModelForm, Shard};
 use crate::source::{self, Location, Source};
 use std::sync::Arc;
-
-/// One file that is a model.
-pub(in crate::model) const FORM: ModelForm = ModelForm {
-    kind: "file",
-    fixed: None,
-    has_shards: false,
-    shows_stored: false,
-    holds_weights: true,
-    notes: NoteKind::Splits,
-};
 
 impl Model {
     /// Reads the header of a model of one file.
     pub fn from_source(location: &Location, source: Arc<dyn Source>, mode: ParseMode) -> Result<Self, Error> {
-        Self::from_file(location, &FORM, location, source, mode)
+        Self::from_file(location, &ModelForm::FILE, location, source, mode)
     }
 
     /// Reads the header of the model at `location`, whose bytes are in `file`.
@@ -34,15 +24,15 @@ impl Model {
     ) -> Result<Self, Error> {
         let name = file.file_name().to_string_lossy().into_owned();
         let header = header::read_header(location, &*source, mode)?;
-        let shard = Shard { name, location: file.clone(), header };
-        Ok(Self::new(location, form, vec![(shard, source)]))
+        let shard = Shard { name, location: file.clone(), header, source };
+        Ok(Self::new(location, form, vec![shard]))
     }
 }
 
 /// Opens a file that no other assembler knows.
 pub(super) fn open_file(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let mut model = Model::from_source(location, source::open_local(location)?, mode)?;
-    let remark = model.shards().first().and_then(|shard| split::remark(&shard.header));
-    model.facts_mut().notes.remarks.extend(remark);
+    let remark = model.shards.first().and_then(|shard| split::remark(&shard.header));
+    model.facts.remarks.extend(remark);
     Ok(model)
 }

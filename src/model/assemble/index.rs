@@ -2,24 +2,24 @@
 //!
 //! Source: `huggingface_hub`, `serialization/_torch.py`: `{"metadata": {...}, "weight_map": {TENSOR: FILE}}`.
 
-use super::set::{self, File, ShardSet};
-use crate::format::{JsonText, KEPT_MAX, ParseMode};
-use crate::model::error::{Error, LIST_MAX, SHARDS_MAX, SetError, SetMismatch};
-use crate::model::table::{Model, ModelForm, ModelNotes, NoteKind, Shard, StatedTotals};
+use super::set::{self, LIST_MAX, SHARDS_MAX, ShardSet};
+use super::split::{self, last_number};
+use crate::format::{JsonText, ParseMode, format_stem};
+use crate::model::error::{Error, json_fault};
+use crate::model::table::{Model, ModelForm, NoteKind, StatedTotals};
 use crate::source::Location;
+use crate::text::quote;
 use crate::threads;
 use crate::units::plural;
 use hashbrown::DefaultHashBuilder;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Unexpected, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
-use std::cell::LazyCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::hash::BuildHasher;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The part of an index's file name between the stem and `.json`, without a variant, by the format of the shards.
@@ -31,9 +31,9 @@ type Entry<'t> = (Cow<'t, str>, u32);
 /// Deserialises an index, or the `weight_map` in it, and numbers the shards in the order of their first use.
 struct IndexVisitor<'r> {
     /// Takes the names of a tensor and of its shard, and returns the number of the shard.
-    number: &'r mut dyn FnMut(&str, &str) -> Result<u32, SetError>,
-    /// Why a shard was refused. An error of the JSON parser cannot contain this value.
-    refused: &'r mut Option<SetError>,
+    number: &'r mut dyn FnMut(&str, &str) -> Result<u32, String>,
+    /// Why a shard was refused. The JSON parser would add a position to it.
+    refused: &'r mut Option<String>,
     stated: &'r mut StatedTotals,
     in_map: bool,
 }
@@ -89,32 +89,28 @@ impl<'de> Visitor<'de> for IndexVisitor<'_> {
     }
 }
 
-/// Reads an index.
 fn read_index<'t>(
     text: &'t [u8],
-    number: &mut dyn FnMut(&str, &str) -> Result<u32, SetError>,
-) -> Result<(Vec<Entry<'t>>, StatedTotals), SetError> {
+    number: &mut dyn FnMut(&str, &str) -> Result<u32, String>,
+) -> Result<(Vec<Entry<'t>>, StatedTotals), String> {
     let (mut refused, mut stated) = Default::default();
     let reader = IndexVisitor { number, refused: &mut refused, stated: &mut stated, in_map: false };
     let mut json = serde_json::Deserializer::from_slice(text);
     let entries = reader.deserialize(&mut json).and_then(|entries| json.end().map(|()| (entries, stated)));
-    entries.map_err(|error| refused.unwrap_or_else(|| SetError::json("index of a sharded model", &error)))
+    entries.map_err(|error| refused.unwrap_or_else(|| json_fault("index of a sharded model", &error)))
 }
 
 /// The shards that the index at `location` names; `None` if it cannot be read.
 pub(in crate::model) fn index_shards(location: &Location) -> Option<BTreeSet<String>> {
     let mut names = BTreeSet::new();
-    let number = &mut |_: &str, name: &str| {
+    let (text, _) = set::read_list(location, LIST_MAX).ok()?;
+    let read = read_index(&text, &mut |_, name| {
         if !names.contains(name) {
-            if names.len() == SHARDS_MAX {
-                return Err(SetError::TooManyShards);
-            }
             names.insert(name.to_owned());
         }
-        Ok(0)
-    };
-    read_index(&set::read_list(location, LIST_MAX).ok()?.0, number).ok()?;
-    Some(names)
+        if names.len() > SHARDS_MAX { Err(set::too_many_shards()) } else { Ok(0) }
+    });
+    read.ok().map(|_| names)
 }
 
 /// The name of the model, from the file name of its index; `None` for other file names. transformers and diffusers name
@@ -129,46 +125,47 @@ pub(in crate::model) fn index_stem(name: &OsStr) -> Option<OsString> {
     (is_variant && !stem.is_empty()).then(|| OsString::from_vec([stem, variant].concat()))
 }
 
-/// An index and the shards that it names.
-const FORM: ModelForm = ModelForm {
-    kind: "sharded",
-    fixed: Some("a model of several files; name one of them"),
-    has_shards: true,
-    shows_stored: false,
-    holds_weights: true,
-    notes: NoteKind::Index,
-};
+/// Whether an index cannot be read now, whatever is in it. It may be readable later.
+pub(in crate::model) fn is_unreadable(location: &Location) -> bool {
+    matches!(set::read_list(location, LIST_MAX), Err(Error::Source(_)))
+}
+
+/// Whether a file has the name that libraries give to a shard of the model with this index, such as
+/// `model-00001-of-00002.safetensors`.
+pub(in crate::model) fn is_usual_shard(index: &OsStr, file: &OsStr) -> bool {
+    let numbered = format_stem(file).and_then(|stem| {
+        let (rest, _) = last_number(stem.as_bytes())?;
+        let (prefix, _) = last_number(rest.strip_suffix(b"-of")?)?;
+        Some(OsStr::from_bytes(prefix).to_owned())
+    });
+    numbered.is_some() && numbered == index_stem(index)
+}
+
+const FORM: ModelForm = ModelForm { kind: "sharded", notes: NoteKind::Index, ..split::FORM };
 
 /// Opens all shards that the index at `location` names, and compares them with the index.
 pub(in crate::model) fn open_index(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let (text, stat) = set::read_list(location, LIST_MAX)?;
-    let ((entries, stated), ShardSet { names, homes, files, broken, unopened }) =
-        set::open_shards(location, mode, |names| {
-            read_index(&text, &mut |tensor, shard| names.number_with(tensor, shard))
-        })?;
-    let (mut shards, sources): (Vec<Shard>, Vec<_>) = files.into_iter().unzip();
-    let missing = broken.len();
-    let mut mismatches = broken;
+    let ((entries, stated), mut set) = set::open_shards(location, mode, |names| {
+        read_index(&text, &mut |tensor, shard| names.number_with(tensor, shard))
+    })?;
     let named = entries.len();
     let entries = last_of_each(entries);
     let repeated = named - entries.len();
-    let more = audit(&entries, &names, &homes, &mut shards, &mut mismatches);
+    audit(&entries, &mut set);
     drop(entries);
     drop(text);
-    let mismatches = set::settle(location, mode, mismatches, more)?;
-    let mut remarks = Vec::new();
+    let mismatches = set.mismatches.settle(location, mode)?;
+    let description = format!("{} by an index", plural(set.shards.len() as u64, "shard"));
+    let mut model = Model::new(location, &FORM, set.shards);
+    let facts = &mut model.facts;
+    (facts.description, facts.unopened, facts.mismatches) = (description, set.unopened, mismatches);
+    facts.stated = StatedTotals { shards: Some(set.names.len()), ..stated };
+    facts.described_by.push(stat);
     if repeated > 0 {
         let occur = if repeated == 1 { "entry occurs" } else { "entries occur" };
-        remarks.push(format!("{repeated} {occur} again later in the index; the last one is used"));
+        facts.remarks.push(format!("{repeated} {occur} again later in the index; the last one is used"));
     }
-    let files: Vec<File> = shards.into_iter().zip(sources).collect();
-    let description = format!("{} by an index", plural(files.len() as u64, "shard"));
-    let stated = StatedTotals { shards: Some(files.len() + missing), ..stated };
-    let mut model = Model::new(location, &FORM, files);
-    let facts = model.facts_mut();
-    facts.notes = ModelNotes { mismatches, remarks, stated, missing };
-    (facts.description, facts.unopened) = (description, unopened);
-    facts.described_by.push(stat);
     Ok(model)
 }
 
@@ -182,8 +179,9 @@ fn parts<'t, R: Send>(entries: &[Entry<'t>], work: impl Fn(&[Entry<'t>]) -> R + 
 /// The last entry of each tensor, which is the one that Python keeps.
 fn last_of_each(mut entries: Vec<Entry>) -> Vec<Entry> {
     let hasher = DefaultHashBuilder::default();
-    let hash = |part: &[Entry]| part.iter().map(|(tensor, _)| hasher.hash_one(&tensor[..])).collect::<Vec<u64>>();
-    let mut hashes = parts(&entries, hash).concat();
+    let hashes =
+        parts(&entries, |part| part.iter().map(|(tensor, _)| hasher.hash_one(&tensor[..])).collect::<Vec<_>>());
+    let mut hashes = hashes.concat();
     threads::sort_by(&mut hashes, u64::cmp);
     // A table of all names is built only if two names have the same hash.
     if hashes.windows(2).any(|pair| pair[0] == pair[1]) {
@@ -195,79 +193,35 @@ fn last_of_each(mut entries: Vec<Entry>) -> Vec<Entry> {
 }
 
 /// Compares the index with the shards, and keeps each tensor in one shard only: the one that the index names, or else
-/// the first. Returns how many mismatches there are in addition to those that are listed.
+/// the first.
 ///
 /// Nothing is allocated for a tensor that matches.
-fn audit<'t>(
-    entries: &[Entry<'t>],
-    names: &[String],
-    homes: &[Option<usize>],
-    shards: &mut [Shard],
-    mismatches: &mut Vec<SetMismatch>,
-) -> usize {
-    let names: Vec<Arc<str>> = names.iter().map(|name| Arc::from(&name[..])).collect();
-    let files: Vec<Arc<str>> = shards.iter().map(|shard| Arc::from(&shard.name[..])).collect();
-    let mut more = 0;
-    let mut add = |mismatch| if mismatches.len() < KEPT_MAX { mismatches.push(mismatch) } else { more += 1 };
-    let unmarked = |shard: &Shard| (0..shard.header.len()).map(|_| AtomicBool::new(false)).collect();
-    let stated: Vec<Vec<AtomicBool>> = shards.iter().map(unmarked).collect();
-    let is_absent = |(tensor, shard): &Entry| {
-        let Some(home) = homes[*shard as usize] else { return true };
-        let found = shards[home].header.find(tensor);
-        if let Some(found) = found {
-            stated[home][found].store(true, Ordering::Relaxed);
-        }
-        found.is_none()
-    };
-    // The tensors that are not in the shard that the index names, and that shard.
-    let absent = parts(entries, |part| part.iter().filter(|entry| is_absent(entry)).cloned().collect::<Vec<_>>());
-    let mut absent: HashMap<Cow<'t, str>, u32> = absent.into_iter().flatten().collect();
-    let stated: Vec<Vec<bool>> =
-        stated.into_iter().map(|shard| shard.into_iter().map(AtomicBool::into_inner).collect()).collect();
-    let mut dropped: Vec<HashSet<String>> = vec![HashSet::new(); shards.len()];
-    // The shards of the tensors that are in the shard that the index names. Built only if it is needed.
-    let at_home = LazyCell::new(|| {
-        let mut homes: HashMap<&str, usize> = HashMap::new();
-        for (at, shard) in shards.iter().enumerate() {
-            let tensors = (0..shard.header.len()).filter(|tensor| stated[at][*tensor]);
-            homes.extend(tensors.map(|tensor| (shard.header.name(tensor), at)));
-        }
-        homes
+fn audit<'t>(entries: &[Entry<'t>], set: &mut ShardSet) {
+    let ShardSet { names, homes, shards, mismatches, .. } = set;
+    // Whether each tensor of each shard is in the shard that the index names.
+    let stated = shards.iter().map(|shard| (0..shard.header.len()).map(|_| AtomicBool::new(false)).collect());
+    let stated: Vec<Vec<AtomicBool>> = stated.collect();
+    // The other tensors that the index names, and their shards.
+    let absent = parts(entries, |part| {
+        let absent = part.iter().filter(|(tensor, shard)| {
+            let home = homes[*shard as usize];
+            let found = home.and_then(|home| Some(&stated[home][shards[home].header.find(tensor)?]));
+            found.map(|found| found.store(true, Ordering::Relaxed)).is_none()
+        });
+        absent.cloned().collect::<Vec<_>>()
     });
-    // Tensors that are not in the shard that the index names, and the first shard that has each.
-    let mut strays: HashMap<&str, usize> = HashMap::new();
-    for (at, shard) in shards.iter().enumerate() {
-        for tensor in (0..shard.header.len()).filter(|tensor| !stated[at][*tensor]) {
-            let name = shard.header.name(tensor);
-            let kept = at_home.get(name).or_else(|| strays.get(name)).copied();
-            let owned = || (name.to_owned(), files[at].clone());
-            match kept {
-                Some(kept) => {
-                    dropped[at].insert(name.to_owned());
-                    let ((tensor, other), shard) = (owned(), files[kept].clone());
-                    let stated = at_home.contains_key(name);
-                    add(SetMismatch::Twice { tensor, shard, other, stated });
-                }
-                None => {
-                    strays.insert(name, at);
-                    let (tensor, found) = owned();
-                    add(match absent.remove(name) {
-                        Some(shard) => SetMismatch::Elsewhere { tensor, shard: names[shard as usize].clone(), found },
-                        None => SetMismatch::Unnamed { tensor, shard: found },
-                    });
-                }
-            }
-        }
-    }
+    let mut absent: HashMap<Cow<'t, str>, u32> = absent.into_iter().flatten().collect();
+    let is_stated = &|shard: usize, tensor: usize| stated[shard][tensor].load(Ordering::Relaxed);
+    set::keep_one_each(shards, mismatches, is_stated, &mut |tensor, found, mismatches| {
+        let shard = absent.remove(tensor);
+        mismatches.push(tensor, || match shard.map(|shard| quote(&names[shard as usize])) {
+            Some(shard) => format!("tensor {} should be in {shard}, but is in {}", quote(tensor), quote(found)),
+            None => format!("tensor {} is in {}, but the index does not name it", quote(tensor), quote(found)),
+        });
+    });
     // For a missing shard one message is enough.
-    absent.retain(|_, shard| homes[*shard as usize].is_some());
-    for (tensor, shard) in absent {
-        add(SetMismatch::Absent { tensor: tensor.into_owned(), shard: names[shard as usize].clone() });
+    for (tensor, shard) in absent.into_iter().filter(|(_, shard)| homes[*shard as usize].is_some()) {
+        let shard = quote(&names[shard as usize]);
+        mismatches.push(&tensor, || format!("tensor {} should be in {shard}, but no shard has it", quote(&tensor)));
     }
-    for (shard, dropped) in shards.iter_mut().zip(dropped) {
-        if !dropped.is_empty() {
-            shard.header.retain(|name| !dropped.contains(name));
-        }
-    }
-    more
 }

@@ -4,7 +4,6 @@
 pub(super) mod dataset;
 mod file;
 pub(super) mod index;
-mod known;
 pub(super) mod ollama;
 pub(super) mod set;
 pub(super) mod split;
@@ -13,9 +12,8 @@ use super::error::Error;
 use super::table::Model;
 use crate::format::ParseMode;
 use crate::source::Location;
-pub(super) use known::KnownFiles;
+pub(super) use set::KnownFiles;
 
-/// A way to make a model.
 struct Assembler {
     /// Whether a location is made a model in this way.
     claims: fn(&Location) -> bool,
@@ -49,18 +47,15 @@ const ASSEMBLERS: [Assembler; 5] = [
     Assembler { claims: |_| true, open: file::open_file, files: |location| KnownFiles::with(location, Vec::new()) },
 ];
 
-/// The assembler of a location.
 fn assembler(location: &Location) -> &'static Assembler {
     let [others @ .., file] = &ASSEMBLERS;
     others.iter().find(|assembler| (assembler.claims)(location)).unwrap_or(file)
 }
 
-/// Makes the model at a location.
 pub(super) fn assemble_model(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     (assembler(location).open)(location, mode)
 }
 
-/// The files of the model at a location.
 pub(super) fn known_files(location: &Location) -> KnownFiles {
     (assembler(location).files)(location)
 }

@@ -7,23 +7,25 @@
 //!
 //! Source: `github.com/ollama/ollama`, `manifest/`, `types/model/name.go` and `server/images.go`.
 
-use super::known::KnownFiles;
+use super::set::KnownFiles;
 use super::{set, split};
 use crate::format::ParseMode;
-use crate::model::error::{Error, SetError};
+use crate::model::error::{Error, json_fault};
+use crate::model::linked::is_below;
 use crate::model::quiet::QuietValue;
-use crate::model::table::{Model, ModelForm, NoteKind};
+use crate::model::table::{Model, ModelForm};
 use crate::model::unused::UsedNames;
 use crate::name;
-use crate::source::{self, ListedEntry, ListedKind, Location, SourceStat};
+use crate::source::{self, ListedEntry, ListedKind, Location, Source, SourceStat};
+use crate::text::quote;
 use serde::Deserialize;
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::sync::Arc;
 
-/// The directory of manifests in a store.
 pub(in crate::model) const MANIFESTS: &str = "manifests";
 
-/// The directory of blobs in a store.
 pub(in crate::model) const BLOBS: &str = "blobs";
 
 /// Number of directories in [`MANIFESTS`] above a manifest, and its file name.
@@ -35,10 +37,8 @@ const DEFAULTS: [&str; 2] = ["registry.ollama.ai", "library"];
 /// Maximum size of a manifest in bytes. Manifests usually have a few hundred bytes, and about a hundred per layer.
 const MANIFEST_MAX: u64 = 16 << 20;
 
-/// Maximum number of layers of a manifest.
 const LAYERS_MAX: usize = 10_000;
 
-/// Prefix of the media types of layers.
 const MEDIA_TYPE: &str = "application/vnd.ollama.image.";
 
 /// Whether a directory with these entries is a store.
@@ -47,7 +47,6 @@ pub(in crate::model) fn is_store(entries: &[ListedEntry]) -> bool {
     has(MANIFESTS) && has(BLOBS)
 }
 
-/// The location of a manifest.
 #[derive(Debug, Clone)]
 pub(in crate::model) struct OllamaManifest {
     pub store: Location,
@@ -74,7 +73,6 @@ impl OllamaManifest {
         Self::at(location).or_else(absolute).or_else(canonical)
     }
 
-    /// The same manifest, independent of the current directory.
     pub fn absolute(&self) -> io::Result<Self> {
         let (store, location) = (self.store.absolute()?, self.location.absolute()?);
         Ok(Self { store, location, parts: self.parts.clone() })
@@ -102,18 +100,13 @@ impl OllamaManifest {
     }
 
     /// The path of the model in a mount, as Ollama shortens names: without the default host and namespace.
-    pub fn short_path(&self) -> &[OsString] {
+    fn short_path(&self) -> &[OsString] {
         let [host, namespace, ..] = &self.parts;
         match (host == DEFAULTS[0], namespace == DEFAULTS[1]) {
             (true, true) => &self.parts[2..],
             (true, false) => &self.parts[1..],
             (false, _) => &self.parts,
         }
-    }
-
-    /// The path of the model in a mount, if the short one is that of another model or leads through one.
-    pub fn long_path(&self) -> &[OsString] {
-        &self.parts
     }
 
     /// The directory or file of a component of the path in a mount. `len` counts the components that follow.
@@ -127,26 +120,54 @@ impl OllamaManifest {
         [name, tag].map(OsString::as_os_str).join("-".as_ref())
     }
 
-    /// The layers of the manifest, and its permissions.
     pub fn read(&self) -> Result<(Vec<OllamaLayer>, SourceStat), Error> {
         let (text, stat) = set::read_list(&self.location, MANIFEST_MAX)?;
-        let layers = layers(&text).map_err(|error| Error::Set { location: self.location.clone(), error })?;
-        Ok((layers, stat))
+        let layers = layers(&text).map_err(|fault| Error::of_set(&self.location, fault));
+        let is_quoted = layers.is_ok() || is_below(&self.location, &self.store);
+        Ok((layers.map_err(|error| if is_quoted { error } else { error.hidden(&self.location) })?, stat))
     }
 
-    /// The blob of a layer, which must exist.
-    fn blob(&self, layer: &OllamaLayer) -> Result<Location, Error> {
-        let error = || Error::Set { location: self.location.clone(), error: layer.absent() };
-        layer.path(&self.store).filter(source::exists).ok_or_else(error)
-    }
-
-    /// The layer of that name, if it is a model.
+    /// The layer of that name, if it is a model, and the permissions of the manifest.
     fn layer(&self, name: &OsStr) -> Result<(OllamaLayer, SourceStat), Error> {
         let (layers, stat) = self.read()?;
-        let layer = layers.into_iter().find(|layer| layer.is_model && *layer.name == *name);
-        let error = || SetError::NoLayer { layer: name.to_string_lossy().into_owned() };
-        let layer = layer.ok_or_else(|| Error::Set { location: self.location.clone(), error: error() })?;
+        let layer = layers.into_iter().find(|layer| layer.is_model && *layer.name == *name).ok_or_else(|| {
+            Error::of_set(&self.location, format!("has no layer {} with a model", quote(&name.to_string_lossy())))
+        })?;
         Ok((layer, stat))
+    }
+
+    /// The blob of the model in the layer of that name, its bytes, and the permissions of the manifest.
+    fn open(&self, name: &OsStr) -> Result<(Location, Arc<dyn Source>, SourceStat), Error> {
+        let (layer, stat) = self.layer(name)?;
+        let blob = layer.path(&self.store).filter(source::exists);
+        let blob = blob.ok_or_else(|| Error::of_set(&self.location, layer.absent()))?;
+        let source = source::open_local(&blob)?;
+        match layer.fault(Some(source.len())) {
+            Some(fault) => Err(Error::of_set(&self.location, fault)),
+            None => Ok((blob, source, stat)),
+        }
+    }
+}
+
+/// The path of each model in a mount. It is the short one, unless that leads through another model: then both get their
+/// long paths, which have the same length.
+pub(in crate::model) fn mount_paths(manifests: &[OllamaManifest]) -> Vec<&[OsString]> {
+    let mut paths: Vec<&[OsString]> = manifests.iter().map(OllamaManifest::short_path).collect();
+    loop {
+        let all: HashMap<&[OsString], usize> = paths.iter().zip(0..).map(|(path, at)| (*path, at)).collect();
+        let mut clashes = Vec::new();
+        for (at, path) in paths.iter().enumerate() {
+            let through = (1..path.len()).filter_map(|len| all.get(&path[..len]).copied());
+            let through: Vec<usize> = through.chain([at]).collect();
+            if through.len() > 1 {
+                clashes.extend(through);
+            }
+        }
+        clashes.retain(|at| paths[*at].len() < PARTS);
+        if clashes.is_empty() {
+            return paths;
+        }
+        clashes.into_iter().for_each(|at| paths[at] = &manifests[at].parts);
     }
 }
 
@@ -155,7 +176,6 @@ impl OllamaManifest {
 pub(in crate::model) struct OllamaLayer {
     /// Its name in a mount, which no other layer has.
     pub name: String,
-    /// Whether it should be a model.
     pub is_model: bool,
     /// The file name of its blob; `None` if the digest is refused.
     pub blob: Option<String>,
@@ -170,19 +190,22 @@ impl OllamaLayer {
         Some(store.join(BLOBS).join(self.blob.as_ref()?))
     }
 
-    /// What is wrong with the blob of the layer, if its size is `found`, or `None` if it does not exist.
-    pub fn fault(&self, found: Option<u64>) -> Option<SetError> {
+    /// The fault of the blob of the layer, if its size is `found`, or `None` if it does not exist.
+    pub fn fault(&self, found: Option<u64>) -> Option<String> {
         let (Some(found), Some(blob)) = (found, &self.blob) else { return Some(self.absent()) };
-        let stated = self.size.filter(|size| *size != found)?;
-        Some(SetError::BlobSize { layer: self.name.clone(), blob: blob.clone(), found, stated })
+        let (stated, layer) = (self.size.filter(|size| *size != found)?, quote(&self.name));
+        Some(format!(
+            "the layer {layer} has the wrong size: blobs/{blob} has {found} bytes, but the manifest says {stated}"
+        ))
     }
 
-    /// The error for a layer without a blob.
-    fn absent(&self) -> SetError {
-        let layer = self.name.clone();
+    fn absent(&self) -> String {
+        let (layer, digest) = (quote(&self.name), quote(&self.digest));
         match &self.blob {
-            Some(blob) => SetError::NoBlob { layer, blob: blob.clone() },
-            None => SetError::Digest { layer, digest: self.digest.clone() },
+            Some(blob) => format!("the layer {layer} is missing: there is no blobs/{blob}"),
+            None => {
+                format!("refused: the digest {digest} of the layer {layer} is not sha256: and 64 hexadecimal digits")
+            }
         }
     }
 }
@@ -204,14 +227,13 @@ struct ListedLayer {
     name: Option<String>,
 }
 
-/// Reads a manifest.
-fn layers(text: &[u8]) -> Result<Vec<OllamaLayer>, SetError> {
+fn layers(text: &[u8]) -> Result<Vec<OllamaLayer>, String> {
     let listed: Result<QuietValue<ManifestFields>, _> = serde_json::from_slice(text);
     let QuietValue(ManifestFields { config, layers }) =
-        listed.map_err(|error| SetError::json("Ollama manifest", &error))?;
+        listed.map_err(|error| json_fault("Ollama manifest", &error))?;
     let listed = layers.map(|QuietValue(layers)| layers).unwrap_or_default();
     if listed.len() > LAYERS_MAX {
-        return Err(SetError::TooManyLayers { max: LAYERS_MAX });
+        return Err(format!("names more than {LAYERS_MAX} layers, which is the maximum"));
     }
     // Ollama writes an empty digest if a model has no configuration.
     let config = config.filter(|QuietValue(config)| !config.digest.is_empty());
@@ -253,45 +275,31 @@ fn blob_name(digest: &str) -> Option<String> {
     is_hash.then(|| format!("sha256-{hex}"))
 }
 
-/// A file that the manifest of an Ollama store names.
 const FORM: ModelForm = ModelForm {
     kind: "layer",
     fixed: Some("a layer of an Ollama model cannot be changed, because its file is named after its SHA-256"),
-    has_shards: false,
-    shows_stored: false,
-    holds_weights: true,
-    notes: NoteKind::Splits,
+    ..ModelForm::FILE
 };
 
-/// Opens the layer at `location`.
 pub(in crate::model) fn open_layer(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let Some((manifest, name)) = OllamaManifest::of_layer(location) else { return split::open_alone(location, mode) };
-    let (layer, stat) = manifest.layer(name)?;
-    let blob = manifest.blob(&layer)?;
-    let source = source::open_local(&blob)?;
-    check_size(&manifest, &layer, source.len())?;
+    let (blob, source, stat) = manifest.open(name)?;
     let mut model = Model::from_file(location, &FORM, &blob, source, mode)?;
     let stem = manifest.stem();
     let stem = if name == "model" { stem } else { [&stem, name].join("-".as_ref()) };
-    let facts = model.facts_mut();
+    let facts = &mut model.facts;
     facts.description = "a layer of an Ollama model".into();
-    (facts.main_file, facts.base, facts.name) = (manifest.location, Some(manifest.store), Some(stem));
+    (facts.main_file, facts.base, facts.name) = (Some(manifest.location), Some(manifest.store), Some(stem));
     facts.described_by.push(stat);
     Ok(model)
 }
 
-fn check_size(manifest: &OllamaManifest, layer: &OllamaLayer, len: u64) -> Result<(), Error> {
-    let fault = layer.fault(Some(len));
-    fault.map_or(Ok(()), |error| Err(Error::Set { location: manifest.location.clone(), error }))
-}
-
 /// The file that has the bytes of the model at a location: the blob of a layer, or the location itself.
 pub fn file_of(location: &Location) -> Result<Location, Error> {
-    let Some((manifest, name)) = OllamaManifest::of_layer(location) else { return Ok(location.clone()) };
-    let (layer, _) = manifest.layer(name)?;
-    let blob = manifest.blob(&layer)?;
-    check_size(&manifest, &layer, source::open_local(&blob)?.len())?;
-    Ok(blob)
+    match OllamaManifest::of_layer(location) {
+        Some((manifest, name)) => Ok(manifest.open(name)?.0),
+        None => Ok(location.clone()),
+    }
 }
 
 /// The manifest that names the layer at a location, and the blob, whether it exists or not.

@@ -1,13 +1,20 @@
 //! The files of a model of several files: checks their names, and opens them while the index or manifest is still read.
 
-use crate::format::{ParseMode, SkipList};
-use crate::model::error::{Error, SHARDS_MAX, SetError, SetMismatch};
+use crate::format::{ParseMode, SkipList, SkippedEntry};
+use crate::model::error::Error;
 use crate::model::header;
+use crate::model::linked::is_below;
 use crate::model::table::Shard;
-use crate::source::{self, FileId, Location, Source, SourceStat};
+use crate::source::{self, FileId, Location, SourceStat};
+use crate::text::quote;
 use crate::threads;
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::cell::LazyCell;
+use std::collections::{HashMap, HashSet};
+
+/// Maximum size of an index or manifest, in bytes: five times the size of the index of half a million tensors.
+pub(in crate::model) const LIST_MAX: u64 = 300 << 20;
+
+pub(in crate::model) const SHARDS_MAX: usize = 10_000;
 
 /// Maximum length of the name of a shard, in bytes: messages about each of its tensors repeat it.
 const NAME_MAX: usize = 1024;
@@ -19,40 +26,57 @@ pub(in crate::model) const HEAD_MIN: u64 = 128 << 10;
 /// The usual size of a tensor in the header of a shard without its name, in bytes.
 const ENTRY: u64 = 80;
 
-/// The files of a set.
+/// The files of a model, as far as they are known before it is opened.
+pub(in crate::model) struct KnownFiles {
+    pub main: Location,
+    /// The others: shards that an index or a manifest names, or other splits. They need not exist. A shard whose name
+    /// is refused is left out: it may lead into the mount itself.
+    pub others: Vec<Location>,
+    /// The directory that holds all of them, unless links lead out of it. `None` if that is the directory of the main
+    /// file, or one above it.
+    pub base: Option<Location>,
+}
+
+impl KnownFiles {
+    pub fn with(main: &Location, others: Vec<Location>) -> Self {
+        Self { main: main.clone(), others, base: None }
+    }
+
+    /// The files of an index or manifest that names these shards.
+    pub fn with_shards(main: &Location, names: Option<impl IntoIterator<Item = String>>) -> Self {
+        let (dir, is_bin) = (main.parent(), is_bin(main));
+        let allowed = names.into_iter().flatten().filter(|name| check_shards(name, is_bin).is_ok());
+        Self::with(main, allowed.map(|name| dir.join(name)).collect())
+    }
+}
+
 pub(in crate::model) struct ShardSet {
     /// In the order of their first use.
     pub names: Vec<String>,
-    /// The index in `files` of each name's file, if it could be opened.
+    /// The index in `shards` of each name's file, if it could be opened.
     pub homes: Vec<Option<usize>>,
     /// Sorted by name.
-    pub files: Vec<File>,
-    /// Why the other files could not be opened; empty in strict mode.
-    pub broken: Vec<SetMismatch>,
-    /// The locations of the files in `broken`.
+    pub shards: Vec<Shard>,
+    /// The files that could not be opened; empty in strict mode.
     pub unopened: Vec<Location>,
+    pub mismatches: SetMismatches,
 }
 
 /// Numbers the names of shards in the order of their first use, and starts to open each file at once.
 pub(in crate::model) struct ShardNames<'a> {
     open: &'a mut dyn FnMut((Location, String)),
-    /// The directory of the index or manifest.
     dir: Location,
     is_bin: bool,
     numbers: HashMap<String, u32>,
-    list: Vec<String>,
-    locations: Vec<Location>,
+    list: Vec<(Location, String)>,
     /// The sizes of the headers of the shards as far as the index was read, about, and the largest.
     headers: Vec<u64>,
     longest: u64,
 }
 
-/// A shard and its bytes.
-pub(in crate::model) type File = (Shard, Arc<dyn Source>);
-
 impl ShardNames<'_> {
     /// The number of the shard `name`, which has a tensor.
-    pub fn number_with(&mut self, tensor: &str, name: &str) -> Result<u32, SetError> {
+    pub fn number_with(&mut self, tensor: &str, name: &str) -> Result<u32, String> {
         let number = self.number(name)?;
         let header = &mut self.headers[number as usize];
         *header += ENTRY + tensor.len() as u64;
@@ -61,9 +85,9 @@ impl ShardNames<'_> {
     }
 
     /// The number of a shard. A name that is not allowed is refused before its file is opened.
-    pub fn number(&mut self, name: &str) -> Result<u32, SetError> {
+    pub fn number(&mut self, name: &str) -> Result<u32, String> {
         // Adjacent entries mostly belong to the same shard.
-        if self.list.last().is_some_and(|last| last == name) {
+        if self.list.last().is_some_and(|(_, last)| last == name) {
             return Ok(self.list.len() as u32 - 1);
         }
         if let Some(number) = self.numbers.get(name) {
@@ -76,96 +100,172 @@ impl ShardNames<'_> {
     }
 
     /// Adds the file at `location`, and returns its number. No other file has its name.
-    pub fn add(&mut self, location: Location, name: String) -> Result<u32, SetError> {
+    pub fn add(&mut self, location: Location, name: String) -> Result<u32, String> {
         let number = self.list.len();
         if number == SHARDS_MAX {
-            return Err(SetError::TooManyShards);
+            return Err(too_many_shards());
         }
         // The next shards have about as many tensors as those before.
         let head = (number > 0).then(|| HEAD_MIN.max(self.longest * 5 / 4));
         source::announce(&location, head);
         self.headers.push(0);
-        self.list.push(name.clone());
-        self.locations.push(location.clone());
+        self.list.push((location.clone(), name.clone()));
         (self.open)((location, name));
         Ok(number as u32)
     }
+}
+
+pub(in crate::model) fn too_many_shards() -> String {
+    format!("names more than {SHARDS_MAX} shards, which is the maximum")
 }
 
 /// Opens all shards whose names occur while `read` reads the index or manifest at `location`.
 pub(in crate::model) fn open_shards<R>(
     location: &Location,
     mode: ParseMode,
-    read: impl FnOnce(&mut ShardNames) -> Result<R, SetError>,
+    read: impl FnOnce(&mut ShardNames) -> Result<R, String>,
 ) -> Result<(R, ShardSet), Error> {
-    let error = |error| Error::Set { location: location.clone(), error };
-    let read = |open: &mut dyn FnMut((Location, String))| {
-        let (numbers, list, locations, headers, longest) = Default::default();
+    let read_all = |open: &mut dyn FnMut((Location, String))| {
+        let (numbers, list, headers, longest) = Default::default();
         let (dir, is_bin) = (location.parent(), is_bin(location));
-        let mut names = ShardNames { open, dir, is_bin, numbers, list, locations, headers, longest };
-        (read(&mut names), names.list, names.locations)
+        let mut names = ShardNames { open, dir, is_bin, numbers, list, headers, longest };
+        (read(&mut names), names.list)
     };
-    let ((read, names, locations), opened) =
-        threads::stream(read, |(location, name): (Location, String)| open_shard(&location, name, mode));
-    let read = read.map_err(error)?;
-    let (mut files, mut broken): (Vec<(usize, File)>, Vec<SetMismatch>) = Default::default();
+    let ((read, listed), opened) = threads::stream(read_all, |(location, name)| Shard::open(location, name, mode));
+    let read = read.map_err(|fault| Error::of_set(location, fault))?;
+    let mut files: Vec<(usize, Shard)> = Vec::new();
     let (mut ids, mut unopened): (HashMap<FileId, usize>, Vec<Location>) = Default::default();
+    let mut mismatches = SetMismatches::default();
     for (at, opened) in opened.into_iter().enumerate() {
         match opened {
-            Ok(file) => {
-                if let Some(other) = file.1.id().and_then(|id| ids.insert(id, at)) {
-                    return Err(error(SetError::SameFile { a: names[other].clone(), b: file.0.name }));
+            Ok(shard) => {
+                if let Some(other) = shard.source.id().and_then(|id| ids.insert(id, at)) {
+                    let (a, b) = (quote(&listed[other].1), quote(&shard.name));
+                    return Err(Error::of_set(location, format!("shards {a} and {b} are the same file")));
                 }
-                files.push((at, file));
+                files.push((at, shard));
             }
             // The file may be intact: a transient error is not a mismatch, so the whole operation fails.
             Err(transient) if transient.is_transient() => return Err(transient),
             Err(error) => {
-                broken.push(SetMismatch::Shard { shard: names[at][..].into(), reason: error.to_string() });
-                unopened.push(locations[at].clone());
+                let (path, name) = &listed[at];
+                let is_quoted = !error.quotes() || is_below(path, &location.parent());
+                let error = if is_quoted { error } else { error.hidden(path) };
+                mismatches.push(name, || format!("a shard is missing or broken: {error}"));
+                mismatches.broken += 1;
+                unopened.push(path.clone());
             }
         }
     }
-    if mode != ParseMode::Lenient && !broken.is_empty() {
-        let more = broken.len() - 1;
-        return Err(Error::Mismatch { location: location.clone(), mismatch: broken.swap_remove(0), more });
+    mismatches.check(location, mode)?;
+    if files.is_empty() {
+        mismatches.refuse_nothing(location)?;
     }
-    if let (true, Some(first)) = (files.is_empty(), broken.first()) {
-        return Err(error(SetError::Nothing { reason: first.to_string() }));
-    }
-    files.sort_by(|a, b| a.1.0.name.cmp(&b.1.0.name));
-    let mut homes = vec![None; names.len()];
+    files.sort_by(|a, b| a.1.name.cmp(&b.1.name));
+    let mut homes = vec![None; listed.len()];
     for (home, (at, _)) in files.iter().enumerate() {
         homes[*at] = Some(home);
     }
-    Ok((read, ShardSet { names, homes, files: files.into_iter().map(|file| file.1).collect(), broken, unopened }))
+    let names = listed.into_iter().map(|(_, name)| name).collect();
+    let shards = files.into_iter().map(|(_, shard)| shard).collect();
+    Ok((read, ShardSet { names, homes, shards, unopened, mismatches }))
 }
 
-/// Fails with the first mismatch, unless the mode is lenient. `more` is the number of mismatches that are not listed.
-pub(in crate::model) fn settle(
-    location: &Location,
-    mode: ParseMode,
-    mut mismatches: Vec<SetMismatch>,
-    more: usize,
-) -> Result<SkipList, Error> {
-    // Missing shards come first, because they explain most of the others.
-    let order = |mismatch: &SetMismatch| !matches!(mismatch, SetMismatch::Shard { .. });
-    mismatches.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.subject().cmp(b.subject())));
-    if mode != ParseMode::Lenient && !mismatches.is_empty() {
-        let more = mismatches.len() - 1 + more;
-        return Err(Error::Mismatch { location: location.clone(), mismatch: mismatches.swap_remove(0), more });
+/// Mismatches between an index or manifest and its shards, or between splits. What does not match is left out.
+#[derive(Default)]
+pub(in crate::model) struct SetMismatches {
+    found: SkipList,
+    /// The first ones are about shards that could not be opened.
+    broken: usize,
+}
+
+impl SetMismatches {
+    /// `name` is that of the tensor or the shard that is left out. `reason` is called only if it is listed.
+    pub fn push(&mut self, name: &str, reason: impl FnOnce() -> String) {
+        self.found.push(|| SkippedEntry::new(name, reason()));
     }
-    let mut skipped = SkipList::default();
-    mismatches.into_iter().for_each(|mismatch| skipped.push(|| mismatch.skipped()));
-    skipped.add(more);
-    Ok(skipped.finish())
+
+    /// Fails with the first mismatch, unless the mode is lenient.
+    fn check(&self, location: &Location, mode: ParseMode) -> Result<(), Error> {
+        let [first, ..] = self.found.listed() else { return Ok(()) };
+        if mode == ParseMode::Lenient {
+            return Ok(());
+        }
+        let more = match self.found.total() - 1 {
+            0 => String::new(),
+            more => format!(", and {more} more"),
+        };
+        Err(Error::of_set(location, format!("{}{more} (--lenient mounts the rest)", first.reason)))
+    }
+
+    /// Fails if there is a mismatch: it is the reason why no shard is left.
+    pub fn refuse_nothing(&self, location: &Location) -> Result<(), Error> {
+        self.found.listed().first().map_or(Ok(()), |first| {
+            Err(Error::of_set(location, format!("none of its shards can be mounted: {}", first.reason)))
+        })
+    }
+
+    /// All mismatches, sorted. Missing shards come first, because they explain most of the others. Fails with the
+    /// first, unless the mode is lenient.
+    pub fn settle(mut self, location: &Location, mode: ParseMode) -> Result<SkipList, Error> {
+        self.found.sort(self.broken);
+        self.check(location, mode)?;
+        Ok(self.finish())
+    }
+
+    /// All mismatches, in the order in which they were found.
+    pub fn finish(self) -> SkipList {
+        self.found.finish()
+    }
+}
+
+/// Keeps each tensor in one shard only: in the one where `is_stated` says that it belongs, or else in the first that
+/// has it. The arguments of `is_stated` are the indices of the shard and of the tensor in it. `stray` is called with
+/// the name and the shard of each tensor that is kept in a shard where it does not belong.
+pub(super) fn keep_one_each(
+    shards: &mut [Shard],
+    mismatches: &mut SetMismatches,
+    is_stated: &dyn Fn(usize, usize) -> bool,
+    stray: &mut dyn FnMut(&str, &str, &mut SetMismatches),
+) {
+    // The shards of the tensors that are where they belong. Built only if it is needed.
+    let at_home: LazyCell<HashMap<&str, usize>, _> = LazyCell::new(|| {
+        let names = shards.iter().enumerate().flat_map(|(at, shard)| {
+            let stated = (0..shard.header.len()).filter(move |tensor| is_stated(at, *tensor));
+            stated.map(move |tensor| (shard.header.name(tensor), at))
+        });
+        names.collect()
+    });
+    // The other tensors, and the first shard that has each.
+    let mut strays: HashMap<&str, usize> = HashMap::new();
+    let mut dropped: Vec<HashSet<String>> = vec![HashSet::new(); shards.len()];
+    for (at, shard) in shards.iter().enumerate() {
+        for tensor in (0..shard.header.len()).filter(|tensor| !is_stated(at, *tensor)) {
+            let name = shard.header.name(tensor);
+            let home = at_home.get(name);
+            let Some(kept) = home.or_else(|| strays.get(name)) else {
+                strays.insert(name, at);
+                stray(name, &shard.name, mismatches);
+                continue;
+            };
+            dropped[at].insert(name.to_owned());
+            mismatches.push(name, || {
+                let stated = if home.is_some() { " as the index says" } else { "" };
+                let (kept, other) = (quote(&shards[*kept].name), quote(&shard.name));
+                format!("tensor {} is in {kept}{stated}, and also in {other}", quote(name))
+            });
+        }
+    }
+    for (shard, dropped) in shards.iter_mut().zip(dropped).filter(|(_, dropped)| !dropped.is_empty()) {
+        shard.header.retain(|name| !dropped.contains(name));
+    }
 }
 
 /// Reads the whole index or manifest at `location`, of at most `max` bytes. Also returns its owner and permissions.
 pub(in crate::model) fn read_list(location: &Location, max: u64) -> Result<(Vec<u8>, SourceStat), Error> {
     let source = source::open_local(location)?;
     if source.len() > max {
-        return Err(Error::Set { location: location.clone(), error: SetError::TooLong { len: source.len(), max } });
+        return Err(Error::of_set(location, format!("{} bytes long; at most {max} are read", source.len())));
     }
     let mut text = vec![0; source.len() as usize];
     source.read_exact_at(&mut text, 0)?;
@@ -177,17 +277,8 @@ fn is_bin(location: &Location) -> bool {
     location.file_name().to_string_lossy().contains(".bin.index")
 }
 
-/// The locations of the shards `names` of the index or manifest at `location`, without those that are refused.
-pub(in crate::model) fn locations(
-    location: &Location,
-    names: impl IntoIterator<Item = String>,
-) -> impl Iterator<Item = Location> {
-    let (dir, is_bin) = (location.parent(), is_bin(location));
-    names.into_iter().filter(move |name| check_shards(name, is_bin).is_ok()).map(move |name| dir.join(name))
-}
-
 /// Accepts only names of .safetensors files inside the directory, or of .bin files.
-fn check_shards(name: &str, is_bin: bool) -> Result<(), SetError> {
+fn check_shards(name: &str, is_bin: bool) -> Result<(), String> {
     let why = if name.starts_with('/') {
         "is an absolute path"
     } else if name.split('/').any(|part| part == "..") {
@@ -201,11 +292,13 @@ fn check_shards(name: &str, is_bin: bool) -> Result<(), SetError> {
     } else {
         return Ok(());
     };
-    Err(SetError::Refused { shard: name.to_owned(), why })
+    Err(format!("refused: shard {} {why}", quote(name)))
 }
 
-fn open_shard(location: &Location, name: String, mode: ParseMode) -> Result<File, Error> {
-    let source = source::open_local(location)?;
-    let header = header::read_header(location, &*source, mode)?;
-    Ok((Shard { name, location: location.clone(), header }, source))
+impl Shard {
+    fn open(location: Location, name: String, mode: ParseMode) -> Result<Self, Error> {
+        let source = source::open_local(&location)?;
+        let header = header::read_header(&location, &*source, mode)?;
+        Ok(Self { name, location, header, source })
+    }
 }

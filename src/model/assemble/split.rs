@@ -5,20 +5,17 @@
 //! `split.count` is the number of splits, and `split.tensors.count` the number of tensors in all of them. llama.cpp
 //! needs `split.no` in every split, and the other two in the first.
 
-use super::set::{self, File, ShardSet};
+use super::set::{self, SHARDS_MAX, SetMismatches, ShardSet};
 use crate::format::gguf::{self, SPLIT_NUMBER_KEY as NO, SPLIT_PREFIX};
-use crate::format::{Header, KEPT_MAX, MetadataValue, ParseMode};
-use crate::model::error::{Error, SHARDS_MAX, SetError, SetMismatch};
-use crate::model::table::{Model, ModelForm, ModelNotes, NoteKind, Shard};
+use crate::format::{Header, MetadataValue, ParseMode};
+use crate::model::error::Error;
+use crate::model::table::{Model, ModelForm, Shard};
 use crate::source::{self, Location};
 use crate::text::quote;
 use crate::units::plural;
-use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::sync::Arc;
 
-/// Suffix of the file names.
 const SUFFIX: &[u8] = b".gguf";
 
 /// Minimum number of digits of a number in a file name.
@@ -47,7 +44,6 @@ impl<'n> SplitName<'n> {
         (!prefix.is_empty() && count > 0).then_some(Self { prefix, number, count })
     }
 
-    /// The name of the model.
     pub fn stem(&self) -> OsString {
         OsStr::from_bytes(self.prefix).to_owned()
     }
@@ -57,7 +53,6 @@ impl<'n> SplitName<'n> {
         (self.prefix, self.count)
     }
 
-    /// Whether there is a split of that number.
     pub fn is_in_range(&self) -> bool {
         (1..=self.count).contains(&self.number)
     }
@@ -73,7 +68,7 @@ impl<'n> SplitName<'n> {
 }
 
 /// The number after the last `-`, as `%05d` prints it, and the text before that.
-fn last_number(text: &[u8]) -> Option<(&[u8], usize)> {
+pub(super) fn last_number(text: &[u8]) -> Option<(&[u8], usize)> {
     let at = text.iter().rposition(|byte| *byte == b'-')?;
     let digits = &text[at + 1..];
     let is_number = digits.iter().all(u8::is_ascii_digit);
@@ -93,19 +88,16 @@ pub(in crate::model) fn other_splits(location: &Location) -> impl Iterator<Item 
 }
 
 /// The first split that exists of the model whose split is at `location`; `None` if it is not a split.
-pub(in crate::model) fn first_split_value(location: &Location) -> Option<Location> {
+pub fn first_split(location: &Location) -> Option<Location> {
     let split = SplitName::parse(location.file_name()).filter(SplitName::is_in_range)?;
     split.names().map(|name| location.parent().join(name)).find(source::exists)
 }
 
-/// GGUF files whose names say that they are splits of one model.
-const FORM: ModelForm = ModelForm {
+pub(super) const FORM: ModelForm = ModelForm {
     kind: "splits",
     fixed: Some("a model of several files; name one of them"),
     has_shards: true,
-    shows_stored: false,
-    holds_weights: true,
-    notes: NoteKind::Splits,
+    ..ModelForm::FILE
 };
 
 /// Opens all splits of the model whose split is at `location`, and compares their keys with their names.
@@ -114,23 +106,22 @@ const FORM: ModelForm = ModelForm {
 pub(in crate::model) fn open_splits(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let Some(split) = SplitName::parse(location.file_name()) else { return open_alone(location, mode) };
     let SplitName { number, count, .. } = split;
-    let error = |error| Error::Set { location: location.clone(), error };
     if !split.is_in_range() {
-        let refused = SetError::SplitNumber { number, count };
+        let refused = format!("its name says split {number} of {count}, but splits are numbered from 1 to {count}");
         if mode != ParseMode::Lenient {
-            return Err(error(refused));
+            return Err(Error::of_set(location, refused));
         }
         let mut model = open_alone(location, mode)?;
-        model.facts_mut().notes.remarks.push(format!("{refused}; only its own tensors are shown"));
+        model.facts.remarks.push(format!("{refused}; only its own tensors are shown"));
         return Ok(model);
     }
     other_splits(location).for_each(|other| source::announce(&other, Some(set::HEAD_MIN)));
     if !other_splits(location).any(|other| source::exists(&other)) {
         let mut model = open_alone(location, mode)?;
-        let stated = model.shards().first().map(|shard| split_integer(&shard.header, COUNT));
+        let stated = model.shards.first().map(|shard| split_integer(&shard.header, COUNT));
         if let Some(SplitValue::Absent | SplitValue::Number(0 | 1)) = stated {
             if count > 1 {
-                model.facts_mut().notes.remarks.push(format!(
+                model.facts.remarks.push(format!(
                     "its name says split {number} of {count}, but its keys do not; it is treated as a model of its own"
                 ));
             }
@@ -138,58 +129,55 @@ pub(in crate::model) fn open_splits(location: &Location, mode: ParseMode) -> Res
         }
     }
     if count > SHARDS_MAX {
-        return Err(error(SetError::TooManyShards));
+        return Err(Error::of_set(location, set::too_many_shards()));
     }
     let dir = location.parent();
     let locations: Vec<(Location, String)> =
         split.names().map(|name| (dir.join(&name), name.to_string_lossy().into_owned())).collect();
     if mode != ParseMode::Lenient {
         let missing = locations.iter().filter(|(location, _)| !source::exists(location));
-        let names: Vec<String> = missing.map(|(_, name)| name.clone()).collect();
-        if !names.is_empty() {
-            return Err(Error::Mismatch {
-                location: location.clone(),
-                mismatch: SetMismatch::Splits { names, count },
-                more: 0,
-            });
+        let missing: Vec<&str> = missing.map(|(_, name)| &name[..]).collect();
+        if !missing.is_empty() {
+            return Err(Error::of_set(location, missing_splits(&missing, count)));
         }
     }
-    let ((), ShardSet { homes, files, broken, mut unopened, .. }) = set::open_shards(location, mode, |names| {
+    let ((), ShardSet { mut shards, mut unopened, mut mismatches, .. }) = set::open_shards(location, mode, |names| {
         locations.into_iter().try_for_each(|(location, name)| names.add(location, name).map(drop))
     })?;
     if number != 1 {
         log::info!("{location}: split {number} of {count}; the whole model is opened");
     }
-    let mut mismatches = broken;
-    let numbers = (1..).zip(&homes).filter_map(|(number, home)| home.map(|_| number));
-    let (mut kept, mut shards, mut sources): (Vec<usize>, Vec<Shard>, Vec<_>) = Default::default();
-    for (number, (shard, source)) in numbers.zip(files) {
-        let format = shard.header.format();
-        if format == gguf::NAME {
-            kept.push(number);
-            shards.push(shard);
-            sources.push(source);
-        } else {
-            let reason = format!("it is a {format} file, not GGUF");
-            mismatches.push(SetMismatch::Split { shard: shard.name.into(), reason });
-            unopened.extend(source.path().map(Location::from));
+    shards.retain(|Shard { name, location, header, .. }| {
+        let is_gguf = header.format == gguf::NAME;
+        if !is_gguf {
+            mismatches.push(name, || format!("split {}: it is a {} file, not GGUF", quote(name), header.format));
+            unopened.push(location.clone());
         }
+        is_gguf
+    });
+    audit_keys(count, &shards, &mut mismatches);
+    set::keep_one_each(&mut shards, &mut mismatches, &|_, _| false, &mut |_, _, _| {});
+    if shards.is_empty() {
+        mismatches.refuse_nothing(location)?;
     }
-    let missing = count - shards.len();
-    audit_keys(&kept, count, &shards, &mut mismatches);
-    let more = drop_duplicates(&mut shards, &mut mismatches);
-    if let (true, Some(first)) = (shards.is_empty(), mismatches.first()) {
-        return Err(error(SetError::Nothing { reason: first.to_string() }));
-    }
-    let mismatches = set::settle(location, mode, mismatches, more)?;
-    let files: Vec<File> = shards.into_iter().zip(sources).collect();
-    let description = plural(files.len() as u64, "split");
-    let mut model = Model::new(location, &FORM, files);
-    let metadata = model.shards().first().map(|first| whole_metadata(&first.header));
-    let facts = model.facts_mut();
-    facts.notes = ModelNotes { mismatches, missing, ..ModelNotes::default() };
-    (facts.description, facts.unopened, facts.metadata) = (description, unopened, metadata);
+    let mismatches = mismatches.settle(location, mode)?;
+    let (description, metadata) = (plural(shards.len() as u64, "split"), whole_metadata(&shards));
+    let mut model = Model::new(location, &FORM, shards);
+    let facts = &mut model.facts;
+    (facts.description, facts.metadata) = (description, metadata);
+    (facts.unopened, facts.mismatches) = (unopened, mismatches);
     Ok(model)
+}
+
+fn missing_splits(names: &[&str], count: usize) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<_> = names.iter().take(SHOWN).map(|name| quote(name)).collect();
+    let more = match names.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let (missing, are, shown) = (names.len(), if names.len() == 1 { "is" } else { "are" }, shown.join(", "));
+    format!("{missing} of the {count} splits of the model {are} missing: {shown}{more} (--lenient mounts the rest)")
 }
 
 /// Opens a file as a model of its own, even if it is a split of one.
@@ -197,9 +185,10 @@ pub fn open_alone(location: &Location, mode: ParseMode) -> Result<Model, Error> 
     Model::from_source(location, source::open_local(location)?, mode)
 }
 
-/// The metadata of a split without the keys that describe the split.
-fn whole_metadata(first: &Header) -> Vec<(String, MetadataValue)> {
-    first.metadata().iter().filter(|(key, _)| !key.starts_with(SPLIT_PREFIX)).cloned().collect()
+/// The metadata of the first split without the keys that describe the split.
+fn whole_metadata(shards: &[Shard]) -> Option<Vec<(String, MetadataValue)>> {
+    let metadata = shards.first()?.header.metadata.iter();
+    Some(metadata.filter(|(key, _)| !key.starts_with(SPLIT_PREFIX)).cloned().collect())
 }
 
 /// A message about a file that has the keys but not the name of a split.
@@ -222,7 +211,6 @@ pub fn remark(header: &Header) -> Option<String> {
 enum SplitValue {
     Absent,
     Number(i128),
-    /// Not a whole number.
     Other,
 }
 
@@ -236,70 +224,37 @@ fn split_integer(header: &Header, key: &str) -> SplitValue {
     }
 }
 
-/// Compares the keys of the splits with the numbers in their names. `numbers` are those of `shards`.
-fn audit_keys(numbers: &[usize], count: usize, shards: &[Shard], mismatches: &mut Vec<SetMismatch>) {
+fn audit_keys(count: usize, shards: &[Shard], mismatches: &mut SetMismatches) {
     let mut total: Option<(i128, &str)> = None;
-    for (shard, number) in shards.iter().zip(numbers) {
-        let Shard { name, header, .. } = shard;
-        let mut add = |reason: String| mismatches.push(SetMismatch::Split { shard: name[..].into(), reason });
-        let is_first = *number == 1;
+    for Shard { name, header, .. } in shards {
+        let Some(SplitName { number, .. }) = SplitName::parse(name.as_ref()) else { continue };
+        let is_first = number == 1;
         for (key, is_needed) in [(NO, true), (COUNT, is_first), (TENSORS, is_first)] {
-            match split_integer(header, key) {
-                SplitValue::Absent if is_needed => add(format!("it has no key {key}")),
-                SplitValue::Other => add(format!("its key {key} is not a whole number")),
-                SplitValue::Number(found) if key == NO && found != *number as i128 - 1 => {
-                    add(format!("{key} is {found}, but should be {} in split {number} of {count}", number - 1))
+            let reason = match split_integer(header, key) {
+                SplitValue::Absent if is_needed => format!("it has no key {key}"),
+                SplitValue::Other => format!("its key {key} is not a whole number"),
+                SplitValue::Number(found) if key == NO && found != number as i128 - 1 => {
+                    format!("{key} is {found}, but should be {} in split {number} of {count}", number - 1)
                 }
                 SplitValue::Number(found) if key == COUNT && found != count as i128 => {
-                    add(format!("{key} is {found}, but its name says {count}"));
+                    format!("{key} is {found}, but its name says {count}")
                 }
-                SplitValue::Number(found) if key == TENSORS => match total {
-                    Some((total, other)) if total != found => {
-                        add(format!("{key} is {found}, but {total} in {}", quote(other)));
-                    }
-                    Some(_) => {}
-                    None => total = Some((found, name)),
+                SplitValue::Number(found) if key == TENSORS => match *total.get_or_insert((found, name)) {
+                    (total, other) if total != found => format!("{key} is {found}, but {total} in {}", quote(other)),
+                    _ => continue,
                 },
-                SplitValue::Absent | SplitValue::Number(_) => {}
-            }
+                SplitValue::Absent | SplitValue::Number(_) => continue,
+            };
+            mismatches.push(name, || format!("split {}: {reason}", quote(name)));
         }
     }
     // If tensors are missing because of another fault, that is reported already.
-    let is_whole = shards.len() == count && shards.iter().all(|shard| shard.header.skipped().total() == 0);
+    let is_whole = shards.len() == count && shards.iter().all(|shard| shard.header.skipped.total() == 0);
     let found: usize = shards.iter().map(|shard| shard.header.len()).sum();
     if let Some((total, name)) = total.filter(|(total, _)| is_whole && *total != found as i128) {
-        let reason = format!("{TENSORS} is {total}, but the splits have {found} tensors");
-        mismatches.push(SetMismatch::Split { shard: name.into(), reason });
+        mismatches
+            .push(name, || format!("split {}: {TENSORS} is {total}, but the splits have {found} tensors", quote(name)));
     }
-}
-
-/// Keeps each tensor only in the first split that has it. Returns how many mismatches there are in addition to those
-/// that are listed.
-fn drop_duplicates(shards: &mut [Shard], mismatches: &mut Vec<SetMismatch>) -> usize {
-    let names: Vec<Arc<str>> = shards.iter().map(|shard| Arc::from(&shard.name[..])).collect();
-    let (mut more, mut dropped) = (0, vec![HashSet::new(); shards.len()]);
-    let mut homes: HashMap<&str, usize> = HashMap::new();
-    for (at, shard) in shards.iter().enumerate() {
-        for tensor in (0..shard.header.len()).map(|index| shard.header.name(index)) {
-            let kept = *homes.entry(tensor).or_insert(at);
-            if kept == at {
-                continue;
-            }
-            dropped[at].insert(tensor.to_owned());
-            if mismatches.len() < KEPT_MAX {
-                let (shard, other) = (names[kept].clone(), names[at].clone());
-                mismatches.push(SetMismatch::Twice { tensor: tensor.to_owned(), shard, other, stated: false });
-            } else {
-                more += 1;
-            }
-        }
-    }
-    for (shard, dropped) in shards.iter_mut().zip(dropped) {
-        if !dropped.is_empty() {
-            shard.header.retain(|name| !dropped.contains(name));
-        }
-    }
-    more
 }
 
 #[cfg(test)]

@@ -1,29 +1,25 @@
 //! The configuration of the quantization of a model, from its configuration files and metadata. Does not read files.
 
+use super::warnings::WeightRefusal;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 /// The configuration of the quantization of a model.
+///
+/// There may be parameters for each layer or for groups of layers. Their different values are collected once.
 #[derive(Debug, Default)]
 pub struct QuantizationConfig {
-    /// `quantization_config`, or the object in its place.
+    /// `quantization_config`, or the object in its place, without the parameters of groups of layers.
     quantization: Map<String, Value>,
     /// Whether there is such a configuration, or one in hf_quant_config.json.
-    is_quantized: bool,
+    pub is_quantized: bool,
     /// `quantization` of MLX.
     mlx: Map<String, Value>,
     /// The entries for layers in the metadata of ComfyUI.
     comfy: Map<String, Value>,
     /// The method in lower case; empty if there is none.
     method: String,
-    /// The parameters of all layers, and of groups of layers.
-    named: NamedParameters,
-}
-
-/// The different values of the parameters at the top level and of groups of layers. There may be a group for each
-/// layer, so the values are collected once.
-#[derive(Debug, Default)]
-struct NamedParameters {
     /// Widths of codes; sorted.
     bits: Vec<u64>,
     /// Columns that share a scale; sorted, not 0.
@@ -31,12 +27,14 @@ struct NamedParameters {
     /// Rows and columns that share a scale; sorted.
     blocks: Vec<[u64; 2]>,
     /// Whether quantization is symmetric, by the first entry about it.
-    is_symmetric: bool,
-    /// Whether columns are reordered, by the first entry about it.
-    is_act_order: bool,
+    pub is_symmetric: bool,
+    /// Whether columns are reordered ("act-order"), by the first entry about it.
+    pub is_act_order: bool,
 }
 
-/// Methods whose schemes are known.
+/// Maximum number of block sizes that are compared with each weight. Most models have one.
+const BLOCKS_MAX: usize = 64;
+
 const METHODS: &[&str] = &[
     "fp8",
     "mxfp4",
@@ -55,7 +53,6 @@ const METHODS: &[&str] = &[
     "fbgemm_fp8",
 ];
 
-/// Formats of compressed-tensors that are known.
 const FORMATS: &[&str] = &[
     "dense",
     "float-quantized",
@@ -68,15 +65,19 @@ const FORMATS: &[&str] = &[
     "mixed-precision",
 ];
 
+/// The keys of the configuration in config.json, which may be in one of the objects [`INNER`] there.
+const KEYS: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
+
+/// The configurations of the parts of a multimodal model.
+const INNER: [&str; 3] = ["text_config", "llm_config", "language_config"];
+
 /// The keys under which groups of layers have their own parameters.
 const GROUPS: &[&str] = &["config_groups", "quantized_layers", "modules"];
 
-/// The encoding of the zero points of GPTQ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GptqZeros {
     /// The stored number is the zero point minus one.
     MinusOne,
-    /// The stored number is the zero point.
     Plain,
     /// In another way, or in a way that the configuration does not say.
     Unknown,
@@ -86,31 +87,32 @@ impl QuantizationConfig {
     /// Reads config.json, and hf_quant_config.json or quantize_config.json. Whatever is missing or malformed is
     /// ignored.
     pub fn new(config: Option<&Value>, other: Option<&Value>) -> Self {
-        let object = |value: Option<&Value>| value.and_then(Value::as_object).cloned();
-        let inner = |config: &Value| {
-            let keys = ["quantization_config", "compression_config", "quantization"];
-            keys.iter().find_map(|key| object(config.get(key)))
-        };
-        let of_config = config.and_then(|config| {
-            let nested = ["text_config", "llm_config", "language_config"];
-            inner(config).or_else(|| nested.iter().find_map(|key| inner(config.get(key)?)))
-        });
-        let of_other = other.and_then(|other| object(other.get("quantization")).or_else(|| object(Some(other))));
+        let inner = config.into_iter().flat_map(|config| INNER.iter().filter_map(|key| config.get(*key)));
+        let of_config = config
+            .into_iter()
+            .chain(inner)
+            .find_map(|config| KEYS.iter().find_map(|key| config.get(*key)?.as_object()));
+        let of_other = other.and_then(|other| object_at(other, "quantization").or(other.as_object()));
+        let empty = Map::new();
         let (quantization, modelopt) = match (of_config, of_other) {
-            (None, Some(other)) if other.contains_key("bits") => (other, Map::new()),
-            (quantization, modelopt) => (quantization.unwrap_or_default(), modelopt.unwrap_or_default()),
+            (None, Some(other)) if other.contains_key("bits") => (other, &empty),
+            (quantization, modelopt) => (quantization.unwrap_or(&empty), modelopt.unwrap_or(&empty)),
         };
-        let method = quantization.get("quant_method").and_then(Value::as_str).unwrap_or("").to_ascii_lowercase();
-        let named = NamedParameters::new([&quantization, &modelopt]);
-        let without_groups = |mut map: Map<String, Value>| {
-            map.retain(|key, _| !GROUPS.contains(&&**key));
-            map
-        };
-        let (is_quantized, quantization) =
-            (!quantization.is_empty() || !modelopt.is_empty(), without_groups(quantization));
-        let mlx = config.and_then(|config| object(config.get("quantization"))).map(without_groups);
-        let mlx = mlx.unwrap_or_else(|| quantization.clone());
-        Self { quantization, mlx, comfy: Map::new(), method, named, is_quantized }
+        let method = quantization.get("quant_method").and_then(Value::as_str).unwrap_or_default();
+        let all = [quantization, modelopt];
+        let mlx = config.and_then(|config| object_at(config, "quantization")).unwrap_or(quantization);
+        Self {
+            quantization: without_groups(quantization),
+            is_quantized: !quantization.is_empty() || !modelopt.is_empty(),
+            mlx: without_groups(mlx),
+            comfy: Map::new(),
+            method: method.to_ascii_lowercase(),
+            bits: sorted(numbers(all, &["num_bits", "bits", "w_bit"]).filter(|bits| (1..=8).contains(bits))),
+            group_sizes: sorted(numbers(all, &["group_size", "q_group_size"]).filter(|size| *size > 0)),
+            blocks: sorted(values(all, &["weight_block_size", "block_structure"]).filter_map(pair)),
+            is_symmetric: first_flag(all, &["sym", "symmetric"]),
+            is_act_order: first_flag(all, &["desc_act"]),
+        }
     }
 
     /// Adds what ComfyUI writes to the metadata of a safetensors file under [`super::COMFY_METADATA`].
@@ -121,46 +123,40 @@ impl QuantizationConfig {
         self
     }
 
-    /// The entry of ComfyUI for a layer.
     pub fn comfy(&self, layer: &str) -> Option<&Value> {
         self.comfy.get(layer)
     }
 
-    /// Whether the configuration says that the model is quantized.
-    pub fn is_quantized(&self) -> bool {
-        self.is_quantized
-    }
-
-    /// Calls `report` for a method or format that is not known.
-    pub fn unknown(&self, mut report: impl FnMut(&'static str, &str)) {
-        if !self.method.is_empty() && !METHODS.contains(&&*self.method) {
-            report("a quantization method that is not known", &self.method);
-        }
+    /// The method and its format, if they are not known.
+    pub fn unknown(&self) -> impl Iterator<Item = WeightRefusal> {
+        let method = &*self.method;
         let checkpoint = self.text("checkpoint_format").unwrap_or("gptq");
-        if matches!(&*self.method, "gptq" | "gptqmodel") && !matches!(checkpoint, "gptq" | "gptq_v2") {
-            report("a format of GPTQ that is not known", checkpoint);
-        }
         let format = self.text("format").unwrap_or("dense");
-        if self.method == "compressed-tensors" && !FORMATS.contains(&format) {
-            report("a format of compressed-tensors that is not known", format);
-        }
+        let is_gptq = !matches!(method, "gptq" | "gptqmodel") || matches!(checkpoint, "gptq" | "gptq_v2");
+        let is_compressed = method != "compressed-tensors" || FORMATS.contains(&format);
+        let rules = [
+            (method.is_empty() || METHODS.contains(&method), "a quantization method that is not known", method),
+            (is_gptq, "a format of GPTQ that is not known", checkpoint),
+            (is_compressed, "a format of compressed-tensors that is not known", format),
+        ];
+        let broken = rules.into_iter().filter(|(is_known, ..)| !is_known);
+        broken.map(|(_, reason, found)| WeightRefusal::unknown(reason, found))
     }
 
-    /// A text at the top level.
     pub fn text(&self, key: &str) -> Option<&str> {
         self.quantization.get(key).and_then(Value::as_str)
     }
 
     /// The width of codes in the configuration for which `fits` is true, if exactly one is.
     pub fn bits(&self, fits: impl Fn(u64) -> bool) -> Option<u64> {
-        only(self.named.bits.iter().copied().filter(|bits| fits(*bits)))
+        only(self.bits.iter().copied().filter(|bits| fits(*bits)))
     }
 
     /// The group size in the configuration that divides `cols` columns into `groups` groups, if exactly one does. If
     /// none does, the size of equal groups, if the columns can be divided into those.
     pub fn group_size(&self, cols: u64, groups: u64) -> Option<u64> {
         // The sizes are sorted, so the number of groups never increases, and the sizes that fit are next to each other.
-        let sizes = &self.named.group_sizes;
+        let sizes = &self.group_sizes;
         let fitting = &sizes[sizes.partition_point(|size| cols.div_ceil(*size) > groups)..];
         match fitting.partition_point(|size| cols.div_ceil(*size) == groups) {
             0 => (groups > 0 && cols.is_multiple_of(groups)).then(|| (cols / groups).max(1)),
@@ -172,16 +168,16 @@ impl QuantizationConfig {
     /// The block size in the configuration that divides `matrix` into `blocks`, if exactly one does. If the
     /// configuration has no block sizes, 128 x 128, if that fits.
     pub fn block(&self, matrix: [u64; 2], blocks: [u64; 2]) -> Option<[u64; 2]> {
-        let fits =
-            |size: &[u64; 2]| (0..2).all(|axis| size[axis] > 0 && matrix[axis].div_ceil(size[axis]) == blocks[axis]);
-        match &self.named.blocks[..] {
-            [] => Some([128, 128]).filter(fits),
-            named if named.len() > NamedParameters::BLOCKS_MAX => None,
-            named => only(named.iter().copied().filter(fits)),
-        }
+        let sizes: &[[u64; 2]] = match &self.blocks[..] {
+            [] => &[[128, 128]],
+            named if named.len() > BLOCKS_MAX => return None,
+            named => named,
+        };
+        only(sizes.iter().copied().filter(|[rows, cols]| {
+            *rows > 0 && *cols > 0 && [matrix[0].div_ceil(*rows), matrix[1].div_ceil(*cols)] == blocks
+        }))
     }
 
-    /// The encoding of the zero points of GPTQ.
     pub fn gptq_zeros(&self) -> GptqZeros {
         let format = self.text("checkpoint_format").or_else(|| self.text("format"));
         let packing = self.text("packing_format").unwrap_or("auto_round");
@@ -193,7 +189,7 @@ impl QuantizationConfig {
             ("auto-round" | "intel/auto-round", _) => GptqZeros::Unknown,
             (_, Some("gptq_v2")) => GptqZeros::Plain,
             (_, Some("gptq")) => GptqZeros::MinusOne,
-            ("gptq" | "gptqmodel" | "", None) if self.is_quantized() => GptqZeros::MinusOne,
+            ("gptq" | "gptqmodel" | "", None) if self.is_quantized => GptqZeros::MinusOne,
             _ => GptqZeros::Unknown,
         }
     }
@@ -202,52 +198,24 @@ impl QuantizationConfig {
     /// own parameters does not use those of the model, because mlx-lm passes only its own ones to `to_quantized`.
     pub fn mlx(&self, path: &str) -> Option<(u64, u64, &str)> {
         let own = self.mlx.get(path).and_then(Value::as_object);
-        let of = |key: &str| own.unwrap_or(&self.mlx).get(key);
-        let mode = of("mode").and_then(Value::as_str).unwrap_or("affine");
-        let default = match mode {
+        let parameters = own.unwrap_or(&self.mlx);
+        let [size, bits, mode] = ["group_size", "bits", "mode"].map(|key| parameters.get(key));
+        if own.is_none() && mode.is_none() && (size.is_none() || bits.is_none()) {
+            return None;
+        }
+        let mode = mode.and_then(Value::as_str).unwrap_or("affine");
+        let (default_size, default_bits) = match mode {
             "affine" => (64, 4),
             "nvfp4" => (16, 4),
             "mxfp8" => (32, 8),
             _ => (32, 4),
         };
-        let number = |key: &str, default: u64| of(key).map_or(Some(default), Value::as_u64);
-        let is_mlx = own.is_some() || of("group_size").is_some() && of("bits").is_some() || of("mode").is_some();
-        is_mlx.then_some(())?;
-        Some((number("group_size", default.0)?, number("bits", default.1)?, mode))
+        let size = size.map_or(Some(default_size), Value::as_u64)?;
+        Some((size, bits.map_or(Some(default_bits), Value::as_u64)?, mode))
     }
 
-    /// Whether the configuration says that the quantization is symmetric.
-    pub fn is_symmetric(&self) -> bool {
-        self.named.is_symmetric
-    }
-
-    /// Whether the configuration says that columns are reordered ("act-order").
-    pub fn is_act_order(&self) -> bool {
-        self.named.is_act_order
-    }
-
-    /// Whether scales divide instead of multiplying.
     pub fn is_inverse(&self) -> bool {
         self.text("weight_scale_semantics") == Some("inverse")
-    }
-}
-
-impl NamedParameters {
-    /// Maximum number of block sizes that are compared with each weight. Most models have one.
-    const BLOCKS_MAX: usize = 64;
-
-    fn new(tops: [&Map<String, Value>; 2]) -> Self {
-        let numbers = |keys: &[&str], is_valid: fn(&u64) -> bool| {
-            sorted(values(tops, keys).filter_map(Value::as_u64).filter(is_valid).collect())
-        };
-        let flag = |keys: &[&str]| values(tops, keys).next().and_then(Value::as_bool).unwrap_or(false);
-        Self {
-            bits: numbers(&["num_bits", "bits", "w_bit"], |bits| (1..=8).contains(bits)),
-            group_sizes: numbers(&["group_size", "q_group_size"], |size| *size > 0),
-            blocks: sorted(values(tops, &["weight_block_size", "block_structure"]).filter_map(pair).collect()),
-            is_symmetric: flag(&["sym", "symmetric"]),
-            is_act_order: flag(&["desc_act"]),
-        }
     }
 }
 
@@ -261,17 +229,29 @@ fn values<'c>(tops: [&'c Map<String, Value>; 2], keys: &[&str]) -> impl Iterator
     maps.flat_map(move |map| keys.iter().filter_map(|key| map.get(*key)))
 }
 
-fn sorted<T: Ord>(mut values: Vec<T>) -> Vec<T> {
-    values.sort_unstable();
-    values.dedup();
-    values
+fn numbers(tops: [&Map<String, Value>; 2], keys: &[&str]) -> impl Iterator<Item = u64> {
+    values(tops, keys).filter_map(Value::as_u64)
+}
+
+fn first_flag(tops: [&Map<String, Value>; 2], keys: &[&str]) -> bool {
+    values(tops, keys).next().and_then(Value::as_bool).unwrap_or_default()
+}
+
+fn sorted<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
+    values.collect::<BTreeSet<T>>().into_iter().collect()
+}
+
+fn object_at<'c>(config: &'c Value, key: &str) -> Option<&'c Map<String, Value>> {
+    config.get(key)?.as_object()
+}
+
+fn without_groups(parameters: &Map<String, Value>) -> Map<String, Value> {
+    let own = parameters.iter().filter(|(key, _)| !GROUPS.contains(&&***key));
+    own.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
 /// Reads a JSON file as Python does: `NaN`, `Infinity` and `-Infinity`, which JSON does not have, are null here. A byte
 /// order mark is ignored.
-///
-/// # Errors
-/// If the file is no JSON otherwise.
 pub fn parse_config(text: &[u8]) -> Result<Value, serde_json::Error> {
     serde_json::from_slice(&without_words(text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)))
 }

@@ -15,17 +15,16 @@ pub use schemes::{QuantizationScheme, SCHEMES, SchemeParameters};
 pub use site::{SiteTensor, StoredTensors, WeightEndings};
 pub use warnings::{ProblemKind, ProblemPlace, WeightWarning};
 
-use crate::codec::quantized::{Parts, QuantizedLayout, QuantizedPart};
-use schemes::{FoundWeight, NeededData};
+use crate::codec::quantized::{Parts, QuantizedLayout, QuantizedPart, ScaleType};
+use schemes::FoundWeight;
 use site::{CodeDtypes, WeightSite};
 use std::collections::HashMap;
 use std::sync::Arc;
-use warnings::{WeightRefusal, WeightWarnings};
+use warnings::{WeightRefusal, add_warning};
 
 /// A weight that is stored as codes and companions.
 #[derive(Debug, Clone)]
 pub struct QuantizedWeight {
-    /// The scheme, shape and layout, which other weights of the model may share.
     pub class: Arc<WeightClass>,
     /// The number of the tensor with the codes.
     pub values: usize,
@@ -39,50 +38,40 @@ pub struct QuantizedWeight {
     pub bytes: u64,
 }
 
-/// Marks a part that a weight does not have.
 const NO_TENSOR: u32 = u32::MAX;
 
 /// The description that weights of a model share if they have the same scheme, shape and layout.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct WeightClass {
-    /// Their scheme.
-    pub scheme: &'static QuantizationScheme,
+    pub scheme: &'static str,
     /// The type of the codes for users, such as `INT4`.
     pub dtype: &'static str,
     /// Logical dimensions in elements, outermost first.
     pub shape: Vec<u64>,
-    /// The formula of the values.
     pub layout: QuantizedLayout,
-    /// The parameters of the scheme, for users.
     pub parameters: SchemeParameters,
 }
 
 impl QuantizedWeight {
     /// The number of the tensor of a part, if the weight has that part.
     pub fn part(&self, part: QuantizedPart) -> Option<usize> {
-        Some(self.parts[part as usize]).filter(|tensor| *tensor != NO_TENSOR).map(|tensor| tensor as usize)
+        self.parts()[part as usize]
     }
 
-    /// The number of the tensor of each part.
     pub fn parts(&self) -> Parts<Option<usize>> {
-        QuantizedPart::ALL.map(|part| self.part(part))
+        self.parts.map(|tensor| (tensor != NO_TENSOR).then_some(tensor as usize))
     }
 
     /// The numbers of all tensors of the weight except that of the codes.
     pub fn companions(&self) -> impl Iterator<Item = usize> {
-        let parts = QuantizedPart::ALL
-            .into_iter()
-            .filter(|part| *part != QuantizedPart::Values)
-            .filter_map(|part| self.part(part));
+        let parts = self.parts().into_iter().flatten().filter(|tensor| *tensor != self.values);
         parts.chain(self.others.iter().map(|other| *other as usize))
     }
 
     /// The role of a companion: the name of the part, or [`QuantizedWeight::OTHER`] if the values do not depend on it.
     pub fn role(&self, companion: usize) -> &'static str {
-        QuantizedPart::ALL
-            .into_iter()
-            .find(|part| self.part(*part) == Some(companion))
-            .map_or(Self::OTHER, QuantizedPart::name)
+        let part = QuantizedPart::ALL.into_iter().find(|part| self.part(*part) == Some(companion));
+        part.map_or(Self::OTHER, QuantizedPart::name)
     }
 
     /// The role of companions on which the values do not depend, such as scales of activations.
@@ -96,7 +85,6 @@ impl QuantizedWeight {
 }
 
 impl WeightClass {
-    /// Number of elements.
     pub fn elements(&self) -> u64 {
         self.layout.elements()
     }
@@ -104,30 +92,25 @@ impl WeightClass {
     /// The scheme and its parameters in words.
     pub fn summary(&self) -> String {
         let SchemeParameters { block: [rows, cols], asymmetric, act_order, nested, smoothed, .. } = self.parameters;
-        let is = |count: u64, all: u64| count >= all;
-        let scales = match (is(rows, self.layout.rows), is(cols, self.layout.cols)) {
+        let scales = match (rows >= self.layout.rows, cols >= self.layout.cols) {
             (true, true) => "one scale".to_owned(),
             (_, true) if rows == 1 => "a scale per row".to_owned(),
             (true, _) if cols == 1 => "a scale per column".to_owned(),
             _ if rows == 1 => format!("groups of {cols}"),
             _ => format!("blocks of {rows} x {cols}"),
         };
-        let mut summary = format!("{}: {}, {scales}", self.scheme.name, self.dtype);
+        let mut summary = format!("{}: {}, {scales}", self.scheme, self.dtype);
         let words = [
-            (asymmetric, "asymmetric"),
-            (act_order, "act-order"),
-            (nested, "nested"),
-            (smoothed, "smoothed for the activations"),
+            (asymmetric, ", asymmetric"),
+            (act_order, ", act-order"),
+            (nested, ", nested"),
+            (smoothed, ", smoothed for the activations"),
         ];
-        for (_, word) in words.iter().filter(|(is, _)| *is) {
-            summary.push_str(", ");
-            summary.push_str(word);
-        }
+        words.into_iter().filter(|(is, _)| *is).for_each(|(_, word)| summary.push_str(word));
         summary
     }
 }
 
-/// The quantized weights of a model.
 #[derive(Debug, Default)]
 pub struct RecognisedWeights {
     /// Sorted by the number of the tensor with the codes.
@@ -139,12 +122,8 @@ pub struct RecognisedWeights {
 }
 
 impl RecognisedWeights {
-    /// The weight whose codes are in a tensor.
-    pub fn of(&self, values: usize) -> Option<&QuantizedWeight> {
-        Some(&self.weights[self.position(values)?])
-    }
-
-    fn position(&self, values: usize) -> Option<usize> {
+    /// The index of the weight whose codes are in a tensor.
+    pub fn position(&self, values: usize) -> Option<usize> {
         self.weights.binary_search_by_key(&values, |weight| weight.values).ok()
     }
 }
@@ -159,128 +138,120 @@ pub const COMFY_METADATA: &str = "_quantization_metadata";
 pub const CONTENTS_MAX: u64 = 64 << 20;
 
 /// The numbers of the small tensors whose data [`recognise_weights`] needs, in order: shapes, and descriptions as JSON.
-/// Such tensors are only read if they belong to codes. `has` returns whether there is a tensor with a name.
-///
-/// # Errors
-/// If these tensors are larger than [`CONTENTS_MAX`] together. The error is a warning for users; no weight of the model
-/// is recognised then.
-pub fn wanted<'t>(
-    tensors: impl Iterator<Item = SiteTensor<'t>>,
-    has: impl Fn(&str) -> bool,
-) -> Result<Vec<usize>, WeightWarning> {
+/// Such tensors are only read if they belong to codes. If they are larger than [`CONTENTS_MAX`] together, the error is
+/// a warning for users; no weight of the model is recognised then.
+pub fn wanted(tensors: &dyn StoredTensors) -> Result<Vec<usize>, Vec<WeightWarning>> {
     let (mut wanted, mut sum) = (Vec::new(), 0);
-    for (index, stored) in tensors.enumerate() {
-        let is_wanted = |kind: &NeededData| {
-            ends_with(stored.name, kind.ending) && stored.bytes <= kind.max && {
-                let stem = stored.name.strip_suffix(kind.ending).unwrap_or_default();
-                has(&[stem, kind.values].concat())
-            }
-        };
-        if !schemes::CONTENTS.iter().any(is_wanted) {
+    for stored in all_tensors(tensors) {
+        let is_wanted = schemes::CONTENTS.iter().any(|(ending, values, max)| {
+            stored.bytes <= *max
+                && stem_before(stored.name, ending).is_some_and(|stem| tensors.find(&[stem, values].concat()).is_some())
+        });
+        if !is_wanted {
             continue;
         }
         sum += stored.bytes;
         if sum > CONTENTS_MAX {
-            let mut warnings = WeightWarnings::default();
             let found = format!("more than {} MiB", CONTENTS_MAX >> 20);
-            let refusal = WeightRefusal::new("descriptions of weights that are too large", found);
-            warnings.add(None, refusal, (index, stored.name));
-            return Err(warnings.finish().swap_remove(0));
+            let refusal = WeightRefusal::unknown("descriptions of weights that are too large", found);
+            let mut warnings = Vec::new();
+            add_warning(&mut warnings, None, refusal, Some((stored.index, stored.name)));
+            return Err(warnings);
         }
-        wanted.push(index);
+        wanted.push(stored.index);
     }
     Ok(wanted)
 }
 
+fn all_tensors(tensors: &dyn StoredTensors) -> impl Iterator<Item = SiteTensor<'_>> {
+    (0..tensors.count()).map(|index| tensors.tensor(index))
+}
+
 /// Finds the quantized weights of a model. Takes time proportional to the number of tensors.
-pub fn recognise_weights<'t>(tensors: &'t StoredTensors<'t>, config: &'t QuantizationConfig) -> RecognisedWeights {
-    let mut weights: Vec<QuantizedWeight> = Vec::new();
-    let mut warnings = WeightWarnings::default();
+pub fn recognise_weights(tensors: &dyn StoredTensors, config: &QuantizationConfig) -> RecognisedWeights {
+    let mut found = RecognisedWeights::default();
     // The codes and the scales of weights that were refused.
     let mut refused: Vec<(usize, usize)> = Vec::new();
     let mut codes: Vec<usize> = Vec::new();
     let mut others: Vec<(usize, &'static str)> = Vec::new();
-    let mut markers: Vec<usize> = Vec::new();
     let (mut name, mut classes) = (String::new(), WeightClasses::default());
-    for index in 0..tensors.len {
-        let stored = (tensors.tensor)(index);
+    for stored in all_tensors(tensors) {
+        let index = stored.index;
         if is_codes(&stored, config) {
             codes.push(index);
         }
-        if let Some(ending) = schemes::OTHERS.iter().find(|ending| ends_with(stored.name, ending)) {
-            others.push((index, *ending));
+        let other = schemes::OTHERS.iter().find(|ending| stem_before(stored.name, ending).is_some());
+        others.extend(other.map(|ending| (index, *ending)));
+        if stem_before(stored.name, schemes::MARKER).is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('.')) {
+            found.markers.push(index);
         }
-        if ends_with(stored.name, schemes::MARKER) && is_marker(stored.name) {
-            markers.push(index);
-        }
-        match with_scales(index, &stored, tensors, config, &mut name) {
+        match with_scales(stored, tensors, config, &mut name) {
             None => {}
             Some(Ok(mut weight)) => {
                 classes.share(&mut weight);
-                weights.push(weight);
+                found.weights.push(weight);
             }
-            Some(Err((_, values, _))) => refused.push((values, index)),
+            Some(Err((_, values, _))) => refused.push((values.index, index)),
         }
     }
-    weights.sort_by_key(|weight| weight.values);
-    let ambiguous = ambiguous(&mut weights, tensors, &mut warnings);
-    let mut recognised = RecognisedWeights { weights, markers, warnings: Vec::new() };
+    found.weights.sort_by_key(|weight| weight.values);
+    let ambiguous = remove_ambiguous(&mut found, tensors);
     for (values, scales) in &refused {
         // Other scales of the same codes may have been recognised.
-        if recognised.of(*values).is_none()
+        if found.position(*values).is_none()
             && let Some(Err((scheme, values, refusal))) =
-                with_scales(*scales, &(tensors.tensor)(*scales), tensors, config, &mut name)
+                with_scales(tensors.tensor(*scales), tensors, config, &mut name)
         {
-            warnings.add(scheme, refusal, (values, (tensors.tensor)(values).name));
+            add_warning(&mut found.warnings, scheme, refusal, Some((values.index, values.name)));
         }
     }
     let mut refused: Vec<usize> = refused.into_iter().map(|(values, _)| values).chain(ambiguous).collect();
     refused.sort_unstable();
     for (index, ending) in others {
-        let stored = (tensors.tensor)(index);
+        let stem = tensors.tensor(index).name.strip_suffix(ending).unwrap_or_default();
         for values in schemes::VALUES {
-            name.clear();
-            name.push_str(stored.name.strip_suffix(ending).unwrap_or_default());
-            name.push_str(values);
-            let weight = (tensors.find)(&name).and_then(|values| recognised.position(values));
-            if let Some(weight) = weight.map(|at| &mut recognised.weights[at])
-                && !weight.parts.contains(&(index as u32))
-            {
-                weight.others.push(index as u32);
-                if ending == SMOOTHING {
-                    let WeightClass { scheme, dtype, ref shape, layout, parameters } = *weight.class;
-                    let parameters = SchemeParameters { smoothed: true, ..parameters };
-                    weight.class = Arc::new(WeightClass { scheme, dtype, shape: shape.clone(), layout, parameters });
-                    classes.share(weight);
-                }
+            let values = find_name(tensors, &mut name, stem, values);
+            let Some(at) = values.and_then(|values| found.position(values)) else { continue };
+            let weight = &mut found.weights[at];
+            if weight.parts.contains(&(index as u32)) {
+                continue;
+            }
+            weight.others.push(index as u32);
+            if ending == SMOOTHING {
+                Arc::make_mut(&mut weight.class).parameters.smoothed = true;
+                classes.share(weight);
             }
         }
     }
-    for index in codes {
-        if recognised.of(index).is_none() && refused.binary_search(&index).is_err() {
-            let stored = (tensors.tensor)(index);
-            warnings.add(None, WeightRefusal::missing("codes without scales", stored.dtype), (index, stored.name));
-        }
+    codes.retain(|index| found.position(*index).is_none() && refused.binary_search(index).is_err());
+    for stored in codes.into_iter().map(|index| tensors.tensor(index)) {
+        let refusal = WeightRefusal::missing("codes without scales", stored.dtype);
+        add_warning(&mut found.warnings, None, refusal, Some((stored.index, stored.name)));
     }
-    config.unknown(|reason, name| warnings.add_general(&WeightRefusal::new(reason, name)));
-    RecognisedWeights { warnings: warnings.finish(), ..recognised }
+    for refusal in config.unknown() {
+        add_warning(&mut found.warnings, None, refusal, None);
+    }
+    found
 }
 
-/// Whether a tensor says that the model is quantized.
-fn is_marker(name: &str) -> bool {
-    name.strip_suffix(schemes::MARKER).is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('.'))
+/// The number of the tensor whose name is a stem with an ending. `name` is a buffer.
+fn find_name(tensors: &dyn StoredTensors, name: &mut String, stem: &str, ending: &str) -> Option<usize> {
+    name.clear();
+    name.push_str(stem);
+    name.push_str(ending);
+    tensors.find(name)
 }
 
 /// Removes weights whose codes have two kinds of scales, and weights of the same name, from weights that are sorted by
 /// their codes. Returns the numbers of their codes.
-fn ambiguous(weights: &mut Vec<QuantizedWeight>, tensors: &StoredTensors, warnings: &mut WeightWarnings) -> Vec<usize> {
-    let name = |at: usize| (tensors.tensor)(at).name;
+fn remove_ambiguous(found: &mut RecognisedWeights, tensors: &dyn StoredTensors) -> Vec<usize> {
+    let RecognisedWeights { weights, warnings, .. } = found;
     let mut removed = Vec::new();
     for same in weights.chunk_by(|a, b| a.values == b.values).filter(|same| same.len() > 1) {
-        let scales: Vec<&str> =
-            same.iter().filter_map(|weight| Some(name(weight.part(QuantizedPart::Scales)?))).collect();
+        let scales = same.iter().filter_map(|weight| weight.part(QuantizedPart::Scales));
+        let scales: Vec<&str> = scales.map(|scales| tensors.tensor(scales).name).collect();
         let refusal = WeightRefusal::mismatch("codes with two kinds of scales", scales.join(", "));
-        warnings.add(None, refusal, (same[0].values, name(same[0].values)));
+        add_warning(warnings, None, refusal, Some((same[0].values, tensors.tensor(same[0].values).name)));
         removed.push(same[0].values);
     }
     let mut named: Vec<&QuantizedWeight> = weights.iter().filter(|weight| weight.name.is_some()).collect();
@@ -290,7 +261,7 @@ fn ambiguous(weights: &mut Vec<QuantizedWeight>, tensors: &StoredTensors, warnin
         for weight in same {
             let found = weight.name.as_deref().unwrap_or_default();
             let refusal = WeightRefusal::mismatch("codes of two weights of the same name", found);
-            warnings.add(None, refusal, (weight.values, name(weight.values)));
+            add_warning(warnings, None, refusal, Some((weight.values, tensors.tensor(weight.values).name)));
             removed.push(weight.values);
         }
     }
@@ -299,62 +270,61 @@ fn ambiguous(weights: &mut Vec<QuantizedWeight>, tensors: &StoredTensors, warnin
     removed
 }
 
-/// A weight that is not recognised: the scheme, if it is known, the number of the tensor with the codes, and the
-/// reason.
-type Refused = (Option<&'static str>, usize, WeightRefusal);
+/// A weight that is not recognised: the scheme, if it is known, the codes, and the reason.
+type Refused<'t> = (Option<&'static str>, SiteTensor<'t>, WeightRefusal);
 
 /// The weight whose scales are in a tensor. `None` if the tensor does not contain scales. `name` is a buffer.
 fn with_scales<'t>(
-    index: usize,
-    stored: &SiteTensor<'t>,
-    tensors: &'t StoredTensors<'t>,
+    scales: SiteTensor<'t>,
+    tensors: &'t dyn StoredTensors,
     config: &'t QuantizationConfig,
     name: &mut String,
-) -> Option<Result<QuantizedWeight, Refused>> {
+) -> Option<Result<QuantizedWeight, Refused<'t>>> {
     let mut unknown = None;
-    for scheme in SCHEMES.iter().chain(schemes::UNDECODED) {
-        for ending in scheme.endings.iter().filter(|ending| ends_with(stored.name, ending.scales)) {
-            let Some(stem) = stored.name.strip_suffix(ending.scales) else { continue };
-            name.clear();
-            name.push_str(stem);
-            name.push_str(ending.values);
-            let Some(values) = (tensors.find)(name).filter(|values| *values != index) else { continue };
-            let site = WeightSite::new(tensors, config, (stem, ending), (values, index));
-            if !ending.codes.include(site.values.dtype) {
-                continue;
-            }
-            unknown = Some(values);
-            let found = (scheme.recognise)(&site);
-            match found.and_then(|found| found.map(|found| complete_weights(found, &site, scheme)).transpose()) {
-                Ok(None) => {}
-                Ok(Some(weight)) => return Some(Ok(weight)),
-                Err(refusal) => return Some(Err((Some(scheme.name), values, refusal))),
-            }
+    for (scheme, ending) in schemes::all_endings() {
+        let Some(stem) = stem_before(scales.name, ending.scales) else { continue };
+        let values = find_name(tensors, name, stem, ending.values).filter(|values| *values != scales.index);
+        let Some(values) = values.map(|values| tensors.tensor(values)) else { continue };
+        if !ending.codes.include(values.dtype) {
+            continue;
+        }
+        unknown = Some(values);
+        let site = WeightSite { tensors, config, stem, ending, values, scales };
+        let found = (scheme.recognise)(&site).and_then(|found| {
+            let found = found.map(|found| complete_weight(found, &site, scheme.name));
+            found.transpose()
+        });
+        match found {
+            Ok(None) => {}
+            Ok(Some(weight)) => return Some(Ok(weight)),
+            Err(refusal) => return Some(Err((Some(scheme.name), values, refusal))),
         }
     }
-    unknown.map(|values| Err((None, values, WeightRefusal::new("scales of no known scheme", stored.name))))
+    Some(Err((None, unknown?, WeightRefusal::unknown("scales of no known scheme", scales.name))))
 }
 
 /// Completes a weight with what does not depend on the scheme, and checks the sizes.
-fn complete_weights(
+fn complete_weight(
     found: FoundWeight,
     site: &WeightSite,
-    scheme: &'static QuantizationScheme,
+    scheme: &'static str,
 ) -> Result<QuantizedWeight, WeightRefusal> {
     let ending = site.ending;
-    let FoundWeight { dtype, shape, parts, layout, mut parameters } = found;
-    let sizes = parts.map(|part| part.map_or(0, |part| part.bytes));
+    let FoundWeight { dtype, shape, parts, layout, asymmetric, act_order } = found;
+    let sizes = parts.map(|part| part.map_or(0, |(_, bytes)| bytes));
     layout.check(&sizes).map_err(|reason| WeightRefusal::mismatch("tensors that do not fit together", reason))?;
     let name = (ending.logical != ending.values).then(|| [site.stem, ending.logical].concat());
     if let Some(name) = name.as_ref().filter(|_| site.companion(ending.logical).is_some()) {
-        return Err(WeightRefusal::new("a logical name that another tensor has", name));
+        return Err(WeightRefusal::unknown("a logical name that another tensor has", name));
     }
-    parameters.bits = layout.packing.bits();
+    let (bits, block) = (layout.packing.bits(), layout.grid.block());
+    let nested = matches!(layout.scale, ScaleType::Nested { .. });
+    let parameters = SchemeParameters { bits, block, asymmetric, act_order, nested, smoothed: false };
     Ok(QuantizedWeight {
         class: Arc::new(WeightClass { scheme, dtype, shape, layout, parameters }),
         values: site.values.index,
         name: name.map(String::into_boxed_str),
-        parts: parts.map(|part| part.map_or(NO_TENSOR, |part| part.index as u32)),
+        parts: parts.map(|part| part.map_or(NO_TENSOR, |(index, _)| index as u32)),
         others: Vec::new(),
         bytes: sizes.iter().fold(0, |sum, size| sum.saturating_add(*size)),
     })
@@ -381,16 +351,20 @@ impl WeightClasses {
     }
 }
 
-/// Whether a name has an ending. Most names do not, and comparing the last two bytes first skips them quickly.
+/// The part of a name before an ending. Most names do not have it, and comparing the last two bytes first skips them
+/// quickly.
 #[inline]
-fn ends_with(name: &str, ending: &str) -> bool {
-    name.as_bytes().last_chunk::<2>() == ending.as_bytes().last_chunk::<2>() && name.ends_with(ending)
+fn stem_before<'n>(name: &'n str, ending: &str) -> Option<&'n str> {
+    if name.as_bytes().last_chunk::<2>() != ending.as_bytes().last_chunk::<2>() {
+        return None;
+    }
+    name.strip_suffix(ending)
 }
 
 /// Whether a tensor must have scales: it has a name that only codes have, or it is a weight of a dtype that only codes
 /// have in a model whose configuration says that it is quantized.
 fn is_codes(stored: &SiteTensor, config: &QuantizationConfig) -> bool {
-    match config.is_quantized() {
+    match config.is_quantized {
         true => is_named_codes(stored) || may_be_codes(stored),
         // Without a configuration, masks and blocks of other data may have such names.
         false => is_named_codes(stored) && !stored.name.ends_with("blocks"),
@@ -417,19 +391,14 @@ fn may_be_codes(stored: &SiteTensor) -> bool {
 
 /// Whether a model may be quantized, so that its configuration must be read. Fast, because few names are those of
 /// scales.
-pub fn may_be_quantized<'t>(
-    tensors: impl Iterator<Item = SiteTensor<'t>>,
-    find: impl Fn(&str) -> Option<SiteTensor<'t>>,
-) -> bool {
-    let endings = || SCHEMES.iter().chain(schemes::UNDECODED).flat_map(|scheme| scheme.endings);
-    let has_codes = |stored: &SiteTensor| {
-        let fits = |ending: &WeightEndings| {
-            let Some(stem) = stored.name.strip_suffix(ending.scales) else { return false };
-            let values = find(&[stem, ending.values].concat()).filter(|values| values.name != stored.name);
-            values.is_some_and(|values| ending.codes.include(values.dtype))
-        };
-        endings().any(|ending| ends_with(stored.name, ending.scales) && fits(ending))
-    };
-    let mut tensors = tensors;
-    tensors.any(|stored| has_codes(&stored) || is_named_codes(&stored) || may_be_codes(&stored))
+pub fn may_be_quantized(tensors: &dyn StoredTensors) -> bool {
+    all_tensors(tensors).any(|stored| {
+        let has_codes = schemes::all_endings().any(|(_, ending)| {
+            let values = stem_before(stored.name, ending.scales)
+                .and_then(|stem| tensors.find(&[stem, ending.values].concat()))
+                .filter(|values| *values != stored.index);
+            values.is_some_and(|values| ending.codes.include(tensors.tensor(values).dtype))
+        });
+        has_codes || is_named_codes(&stored) || may_be_codes(&stored)
+    })
 }

@@ -8,7 +8,6 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The data of the signal handler.
 struct RefusalHandler {
     /// Receives the number of each refused call once.
     numbers: OwnedFd,
@@ -75,7 +74,6 @@ extern "C" fn refuse(_: c_int, _: *mut siginfo_t, context: *mut c_void) {
     before.set();
 }
 
-/// The number of the system call that raised the signal.
 fn call(context: &ucontext_t) -> c_long {
     #[cfg(target_arch = "x86_64")]
     return context.uc_mcontext.gregs[libc::REG_RAX as usize];
@@ -86,19 +84,13 @@ fn call(context: &ucontext_t) -> c_long {
     return context.uc_mcontext.__gregs[17] as c_long;
 }
 
-/// Makes the system call return an error.
 fn fail(context: &mut ucontext_t, errno: c_int) {
     #[cfg(target_arch = "x86_64")]
-    {
-        context.uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(errno);
-    }
+    let result = &mut context.uc_mcontext.gregs[libc::REG_RAX as usize];
     #[cfg(target_arch = "aarch64")]
-    {
-        context.uc_mcontext.regs[0] = -i64::from(errno) as u64;
-    }
+    let result = &mut context.uc_mcontext.regs[0];
     // Register a0.
     #[cfg(target_arch = "riscv64")]
-    {
-        context.uc_mcontext.__gregs[10] = -i64::from(errno) as _;
-    }
+    let result = &mut context.uc_mcontext.__gregs[10];
+    *result = -i64::from(errno) as _;
 }

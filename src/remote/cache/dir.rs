@@ -1,10 +1,11 @@
 //! The directory of the cache: who may own it, and which layout it has. All later steps start from its descriptor, and
 //! follow no symbolic links.
 
-use super::error::CacheError;
+use super::error::{CacheError, CacheResult};
+use nix::NixPath;
 use nix::dir::Dir;
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, readlinkat};
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, readlinkat, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat, mkdirat};
 use nix::sys::statfs::fstatfs;
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
@@ -14,6 +15,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// The layout that this program writes. It also reads all earlier ones, of which there are none yet.
 const LAYOUT: u64 = 1;
@@ -34,96 +36,81 @@ const LOCAL: &[u32] = &[
     0x0102_1994, // tmpfs
 ];
 
-/// The directory of the cache.
 #[derive(Debug)]
 pub(super) struct CacheDir {
     pub path: PathBuf,
     pub root: OwnedFd,
     /// Contains one directory for each object.
     pub objects: OwnedFd,
-    /// How data files are opened for writing. On file systems that are not local, a write can succeed and its bytes be
+    /// The flags for writing data files. On file systems that are not local, a write can succeed and its bytes be
     /// lost later without a loss of power: for lack of space, or with the connection. There, each write waits.
     pub write_flags: OFlag,
 }
 
 impl CacheDir {
-    /// Opens the cache, and creates it if it does not exist.
-    pub fn create(path: &Path) -> Result<Self, CacheError> {
-        let dir = walk(path, true)?.ok_or_else(|| CacheError::io(path)(Errno::ENOENT))?;
-        let opened = Self::in_dir(&dir, path, true)?;
-        opened.ok_or_else(|| CacheError::io(path)(Errno::ENOENT))
-    }
-
-    /// Opens the cache. `None` if it does not exist.
-    pub fn open(path: &Path) -> Result<Option<Self>, CacheError> {
-        match walk(path, false)? {
-            Some(dir) => Self::in_dir(&dir, path, false),
-            None => Ok(None),
+    /// Opens the cache, and with `create` creates it if necessary. `None` if it does not exist.
+    pub fn open(path: &Path, create: bool) -> CacheResult<Option<Self>> {
+        let Some(root) = walk_path(path, create)? else { return Ok(None) };
+        let root = open_dir(&root, ".").map_err(CacheError::io(path))?;
+        let stat = check_owner(&root, path)?;
+        // This also takes the permissions to all that is below it away from others.
+        if stat.st_mode & 0o7777 != 0o700 {
+            fchmod(&root, Mode::S_IRWXU).map_err(CacheError::io(path))?;
         }
-    }
-
-    fn in_dir(at: &OwnedFd, path: &Path, create: bool) -> Result<Option<Self>, CacheError> {
-        let dir = open_dir(at, ".").map_err(CacheError::io(path))?;
-        make_private(&dir, path)?;
-        check_layout(&dir, path, create)?;
-        let objects_path = path.join("objects");
-        if create {
-            // Programs that make backups leave out directories with this file. The cache works without it.
-            if let Err(error) = write_tag(&dir) {
-                log::debug!("{}: no CACHEDIR.TAG: {error}", path.display());
-            }
+        check_layout(&root, path, create)?;
+        // Programs that make backups leave out directories with this file. The cache works without it.
+        if create && let Err(error) = write_tag(&root) {
+            log::debug!("{}: no CACHEDIR.TAG: {error}", path.display());
         }
-        let Some(objects) = subdirectory(&dir, &objects_path, "objects", create)? else { return Ok(None) };
-        let kind = fstatfs(&objects).map_err(CacheError::io(&objects_path))?.filesystem_type().0 as u32;
+        let Some(objects) = subdirectory(&root, path, "objects", create)? else { return Ok(None) };
+        let kind = fstatfs(&objects).map_err(CacheError::io(&path.join("objects")))?.filesystem_type().0 as u32;
         let write_flags = if LOCAL.contains(&kind) { OFlag::O_RDWR } else { OFlag::O_RDWR | OFlag::O_DSYNC };
-        Ok(Some(Self { path: path.to_owned(), root: dir, objects, write_flags }))
+        Ok(Some(Self { path: path.to_owned(), root, objects, write_flags }))
     }
 
-    /// Opens a directory in that of the cache. `None` if it does not exist.
-    pub fn subdirectory(&self, name: &str, create: bool) -> Result<Option<OwnedFd>, CacheError> {
-        subdirectory(&self.root, &self.path.join(name), name, create)
-    }
-
-    /// The path of the object with this id, for messages.
     pub fn path_of(&self, id: impl std::fmt::Display) -> PathBuf {
         self.path.join("objects").join(id.to_string())
     }
 
-    /// The names in the directory of objects.
-    pub fn names(&self) -> Result<Vec<String>, CacheError> {
+    pub fn names(&self) -> CacheResult<Vec<String>> {
         names(&self.objects).map_err(CacheError::io(&self.path.join("objects")))
     }
 }
 
 /// `$XDG_CACHE_HOME/weightfs`, or `~/.cache/weightfs`. `None` without an absolute path to any of them.
 pub fn default_dir() -> Option<PathBuf> {
-    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    let cache = absolute_path("XDG_CACHE_HOME").or_else(|| Some(absolute_path("HOME")?.join(".cache")))?;
     Some(cache.join("weightfs"))
 }
 
+/// A directory in memory, for a cache whose disk is too small.
+pub fn memory_dir() -> PathBuf {
+    Path::new("/dev/shm").join(format!("weightfs-{}", geteuid()))
+}
+
+fn absolute_path(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
 /// Follows a path one name at a time, so that the owner of each symbolic link is checked. `None` if it does not exist.
-fn walk(path: &Path, create: bool) -> Result<Option<OwnedFd>, CacheError> {
-    let open = |dir: &OwnedFd, name: &OsString| {
-        openat(dir, name.as_os_str(), OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())
-    };
+fn walk_path(path: &Path, create: bool) -> CacheResult<Option<OwnedFd>> {
+    const FLAGS: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
     let mut dir = open_dir(AT_FDCWD, ".").map_err(CacheError::io(path))?;
     // The names still to follow, the next one last.
     let mut ahead = names_of(path);
-    // What was followed since the last link, for messages.
+    // The path since the last link, for messages.
     let mut seen = PathBuf::new();
     let mut links = 0;
     while let Some(name) = ahead.pop() {
         seen.push(&name);
-        let at = match open(&dir, &name) {
-            Err(Errno::ENOENT) if create => match mkdirat(&dir, name.as_os_str(), Mode::S_IRWXU) {
-                Ok(()) | Err(Errno::EEXIST) => open(&dir, &name),
-                Err(errno) => Err(errno),
-            },
+        let opened = match openat(&dir, &*name, FLAGS, Mode::empty()) {
+            Err(Errno::ENOENT) if create => {
+                make_dir(&dir, &*name).and_then(|()| openat(&dir, &*name, FLAGS, Mode::empty()))
+            }
             Err(Errno::ENOENT) => return Ok(None),
             opened => opened,
         };
-        let at = at.map_err(CacheError::io(&seen))?;
+        let at = opened.map_err(CacheError::io(&seen))?;
         let stat = fstat(&at).map_err(CacheError::io(&seen))?;
         if is(&stat, SFlag::S_IFDIR) {
             dir = at;
@@ -151,38 +138,40 @@ fn names_of(path: &Path) -> Vec<OsString> {
     names.rev().map(|component| component.as_os_str().to_owned()).collect()
 }
 
-/// Opens a directory that belongs to the user. `None` if it does not exist.
-fn subdirectory(dir: &OwnedFd, path: &Path, name: &str, create: bool) -> Result<Option<OwnedFd>, CacheError> {
+/// Opens a directory in that of the cache, which has this path. `None` if it does not exist.
+pub(super) fn subdirectory(root: &OwnedFd, path: &Path, name: &str, create: bool) -> CacheResult<Option<OwnedFd>> {
+    let path = path.join(name);
     if create {
-        match mkdirat(dir, name, Mode::S_IRWXU) {
-            Ok(()) | Err(Errno::EEXIST) => {}
-            Err(errno) => return Err(CacheError::io(path)(errno)),
-        }
+        make_dir(root, name).map_err(CacheError::io(&path))?;
     }
-    let opened = match open_dir(dir, name) {
+    let opened = match open_dir(root, name) {
         Err(Errno::ENOENT) if !create => return Ok(None),
-        Err(Errno::ENOTDIR | Errno::ELOOP) => return Err(CacheError::NotADirectory { path: path.to_owned() }),
-        opened => opened.map_err(CacheError::io(path))?,
+        Err(Errno::ENOTDIR | Errno::ELOOP) => return Err(CacheError::NotADirectory { path }),
+        opened => opened.map_err(CacheError::io(&path))?,
     };
-    make_private(&opened, path)?;
+    check_owner(&opened, &path)?;
     Ok(Some(opened))
 }
 
-/// Checks that a directory belongs to the user, and takes the permissions of others away.
-fn make_private(dir: &OwnedFd, path: &Path) -> Result<(), CacheError> {
+/// Creates a directory for the user alone, unless there is one.
+pub(super) fn make_dir<P: ?Sized + NixPath>(dir: &OwnedFd, name: &P) -> nix::Result<()> {
+    match mkdirat(dir, name, Mode::S_IRWXU) {
+        Err(Errno::EEXIST) => Ok(()),
+        made => made,
+    }
+}
+
+fn check_owner(dir: &OwnedFd, path: &Path) -> CacheResult<FileStat> {
     let stat = fstat(dir).map_err(CacheError::io(path))?;
     let user = geteuid().as_raw();
     if stat.st_uid != user {
         return Err(CacheError::NotOwned { path: path.to_owned(), owner: stat.st_uid, user });
     }
-    if stat.st_mode & 0o7777 != 0o700 {
-        fchmod(dir, Mode::S_IRWXU).map_err(CacheError::io(path))?;
-    }
-    Ok(())
+    Ok(stat)
 }
 
 /// Reads the number of the layout. A file without a number was not written completely.
-fn check_layout(dir: &OwnedFd, path: &Path, create: bool) -> Result<(), CacheError> {
+fn check_layout(dir: &OwnedFd, path: &Path, create: bool) -> CacheResult<()> {
     let file_path = path.join("layout");
     let flags = if create { OFlag::O_RDWR | OFlag::O_CREAT } else { OFlag::O_RDONLY };
     let mut file = match open_file(dir, "layout", flags) {
@@ -211,11 +200,10 @@ fn write_tag(dir: &OwnedFd) -> io::Result<()> {
     }
 }
 
-pub(super) fn is(stat: &FileStat, kind: SFlag) -> bool {
+fn is(stat: &FileStat, kind: SFlag) -> bool {
     SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == kind
 }
 
-/// Device and inode number of a file.
 pub(super) fn file_id(stat: &FileStat) -> (u64, u64) {
     (stat.st_dev as _, stat.st_ino as _)
 }
@@ -253,6 +241,27 @@ pub(super) fn names(dir: &OwnedFd) -> io::Result<Vec<String>> {
         }
     }
     Ok(names)
+}
+
+pub(super) fn modified(stat: &FileStat) -> SystemTime {
+    let since = Duration::new(stat.st_mtime.try_into().unwrap_or_default(), stat.st_mtime_nsec as u32);
+    SystemTime::UNIX_EPOCH + since
+}
+
+/// Writes a file that is complete as soon as it has its name. Only one process at a time may do so; `temporary` is the
+/// name until then, which a process that was killed may have left.
+pub(super) fn replace_file(dir: &OwnedFd, name: &str, temporary: &str, parts: &[&[u8]]) -> io::Result<()> {
+    remove(dir, temporary)?;
+    let mut file = open_file(dir, temporary, OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL)?;
+    parts.iter().try_for_each(|part| file.write_all(part))?;
+    match renameat(dir, temporary, dir, name) {
+        // Nothing of weightfs makes directories here.
+        Err(Errno::EISDIR) => {
+            remove(dir, name)?;
+            Ok(renameat(dir, temporary, dir, name)?)
+        }
+        renamed => Ok(renamed?),
+    }
 }
 
 /// Removes a name if it is in use. An empty directory is removed too.

@@ -1,17 +1,17 @@
 //! The identity of an object. Does not contain secrets.
 
-use super::error::CacheError;
+use super::error::{CacheError, CacheResult};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt;
 
-/// One version of one remote file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheKey {
     /// Identifies the file, for example by its URL without query. Only its hash is stored.
+    #[serde(skip)]
     pub identity: String,
     /// Identifies the version: a commit, an ETag, a version id.
     pub validator: String,
-    /// Size in bytes.
     pub len: u64,
     /// The name of the file, for people.
     pub name: String,
@@ -20,13 +20,12 @@ pub struct CacheKey {
 /// Maximum size of an object: 16 TiB. Memory is taken in proportion to the size, which a server may state wrongly.
 const LEN_MAX: u64 = 16 << 40;
 
-/// Maximum size of each text of a key in bytes.
 const TEXT_MAX: usize = 4096;
 
 impl CacheKey {
     /// The caller keeps secrets out of keys. This rejects what is likely to have one: a URL with a query, a fragment,
     /// or a user name.
-    pub(super) fn check(&self) -> Result<(), CacheError> {
+    pub(super) fn check(&self) -> CacheResult<()> {
         let fields = [("identity", &self.identity), ("validator", &self.validator), ("name", &self.name)];
         for (field, text) in fields {
             if text.len() > TEXT_MAX {
@@ -57,47 +56,42 @@ fn may_have_secret(text: &str) -> bool {
 /// The name of an object's directory: hashes of the identity, and of the validator and size.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct ObjectDirId {
-    pub file: [u8; 16],
-    version: [u8; 16],
+    pub file: u128,
+    version: u128,
 }
 
 impl ObjectDirId {
     pub fn of(key: &CacheKey) -> Self {
         let version = Sha256::new_with_prefix(key.len.to_le_bytes()).chain_update(&key.validator).finalize();
-        Self { file: file_hash(&key.identity), version: first_hash(&version) }
+        Self { file: file_hash(&key.identity), version: first_half(&version) }
     }
 
     /// Parses the name of a directory. `None` for other names.
     pub fn parse(name: &str) -> Option<Self> {
         let (file, version) = name.split_once('-')?;
-        Some(Self { file: unhex(file)?, version: unhex(version)? })
+        let [file, version] = [file, version].map(|text| u128::from_str_radix(text, 16).ok());
+        let id = Self { file: file?, version: version? };
+        // Digits can be written in other ways.
+        (id.to_string() == name).then_some(id)
     }
 
     pub fn bytes(&self) -> [u8; 32] {
-        let mut bytes = [0; 32];
-        bytes[..16].copy_from_slice(&self.file);
-        bytes[16..].copy_from_slice(&self.version);
-        bytes
+        let bytes = [self.file, self.version].map(u128::to_be_bytes);
+        std::array::from_fn(|at| bytes[at / 16][at % 16])
     }
 }
 
-/// The hash of an identity.
-pub(super) fn file_hash(identity: &str) -> [u8; 16] {
-    first_hash(&Sha256::digest(identity))
+pub(super) fn file_hash(identity: &str) -> u128 {
+    first_half(&Sha256::digest(identity))
 }
 
-fn first_hash(hash: &[u8]) -> [u8; 16] {
-    std::array::from_fn(|at| hash.get(at).copied().unwrap_or_default())
-}
-
-fn unhex(text: &str) -> Option<[u8; 16]> {
-    let is_hex = text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    is_hex.then(|| u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)).flatten()
+fn first_half(hash: &[u8]) -> u128 {
+    hash.iter().take(16).fold(0, |number, byte| number << 8 | u128::from(*byte))
 }
 
 impl fmt::Display for ObjectDirId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}-{:032x}", u128::from_be_bytes(self.file), u128::from_be_bytes(self.version))
+        write!(f, "{:032x}-{:032x}", self.file, self.version)
     }
 }
 

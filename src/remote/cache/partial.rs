@@ -17,12 +17,11 @@ struct PartialBlock {
     id: ObjectDirId,
     block: u64,
     bytes: Vec<u8>,
-    /// The part of the block that is there.
     filled: Range<usize>,
 }
 
 impl PartialBlocks {
-    /// How many bytes are there from the start of a block on. They are the last to be dropped from now on.
+    /// Number of bytes that are there from the start of a block on. They are the last to be dropped from now on.
     pub fn held(&mut self, id: ObjectDirId, block: u64) -> usize {
         let Some(found) = self.0.iter().position(|part| part.id == id && part.block == block) else { return 0 };
         let part = self.0.remove(found);

@@ -11,7 +11,7 @@
 use super::key::ObjectDirId;
 use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
@@ -20,45 +20,18 @@ const MAGIC: [u8; 8] = *b"wfsblk01";
 /// Size of the header: magic, id (32), salt (16), size of a block as a power of two (4), CRC-32 of all before (4).
 const HEADER: u64 = 64;
 
-/// Size of an entry.
 const ENTRY: u64 = 8;
 
-/// Identifies the time from the start of the system to its end.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct BootId(Vec<u8>);
-
-impl BootId {
-    /// The id of the kernel, which is new after each start. Without it, an id that is never used again: all blocks are
-    /// then verified in each session.
-    pub fn current() -> Self {
-        let id = std::fs::read("/proc/sys/kernel/random/boot_id").ok().filter(|id| id.len() >= 16);
-        let unknown = || {
-            log::info!("the boot id is unknown, so all cached blocks are verified");
-            random().map(|bytes| bytes.to_vec()).unwrap_or_default()
-        };
-        Self(id.unwrap_or_else(unknown))
-    }
-
-    pub fn named(id: &str) -> Self {
-        Self(id.as_bytes().to_vec())
-    }
+/// Identifies the time from the start of the system to its end: the id of the kernel, which is new after each start.
+/// Without it, an id that is never used again: all blocks are then verified in each session.
+pub(super) fn boot_id() -> Vec<u8> {
+    let id = std::fs::read("/proc/sys/kernel/random/boot_id").ok().filter(|id| id.len() >= 16);
+    id.unwrap_or_else(|| {
+        log::info!("the boot id is unknown, so all cached blocks are verified");
+        random().map(|bytes| bytes.to_vec()).unwrap_or_default()
+    })
 }
 
-/// The entry of a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct BlockEntry {
-    pub crc: u32,
-    stamp: u32,
-}
-
-impl BlockEntry {
-    /// Whether the block was written at some time.
-    pub fn exists(self) -> bool {
-        self.stamp != 0
-    }
-}
-
-/// An open block table.
 #[derive(Debug)]
 pub(super) struct BlockTable {
     file: File,
@@ -66,80 +39,65 @@ pub(super) struct BlockTable {
 }
 
 impl BlockTable {
-    /// Writes the table of an object without blocks into an empty file. `data` identifies the data file.
-    pub fn create(file: File, id: ObjectDirId, blocks: u64, data: (u64, u64), boot: &BootId) -> io::Result<Self> {
-        let salt = random()?;
-        let header = header(id, salt);
-        file.write_all_at(&header, 0)?;
-        file.set_len(table_size(blocks))?;
-        Ok(Self { file, seed: seed(boot, &header, data) })
+    /// Writes the table of an object without blocks into an empty file.
+    pub fn create(file: &File, id: ObjectDirId, blocks: u64) -> io::Result<()> {
+        file.write_all_at(&header(id, random()?), 0)?;
+        file.set_len(table_size(blocks))
     }
 
-    /// Opens a table. `None` if it is damaged.
-    pub fn open(file: File, id: ObjectDirId, blocks: u64, data: (u64, u64), boot: &BootId) -> io::Result<Option<Self>> {
+    /// Opens a table. `data` identifies the data file. A damaged table gives [`ErrorKind::InvalidData`].
+    pub fn open(file: File, id: ObjectDirId, blocks: u64, data: (u64, u64), boot: &[u8]) -> io::Result<Self> {
         let mut found = [0; HEADER as usize];
-        if file.metadata()?.len() != table_size(blocks) {
-            return Ok(None);
+        if file.metadata()?.len() == table_size(blocks) {
+            file.read_exact_at(&mut found, 0)?;
         }
-        file.read_exact_at(&mut found, 0)?;
-        let salt = std::array::from_fn(|at| found[40 + at]);
-        Ok((found == header(id, salt)).then(|| Self { seed: seed(boot, &found, data), file }))
+        if found != header(id, std::array::from_fn(|at| found[40 + at])) {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        Ok(Self { seed: seed(boot, &found, data), file })
     }
 
-    /// The entries of blocks. Those that a truncated file lacks are absent.
-    pub fn read(&self, blocks: Range<u64>) -> io::Result<Vec<BlockEntry>> {
+    /// The entries of blocks: 0 for a block that is absent. Those that a truncated file lacks are absent.
+    pub fn read(&self, blocks: Range<u64>) -> io::Result<Vec<u64>> {
         let mut bytes = vec![0; ((blocks.end - blocks.start) * ENTRY) as usize];
         let mut done = 0;
         while done < bytes.len() {
-            match self.file.read_at(&mut bytes[done..], position(blocks.start) + done as u64) {
+            match self.file.read_at(&mut bytes[done..], table_size(blocks.start) + done as u64) {
                 Ok(0) => break,
                 Ok(read) => done += read,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-        let word = |bytes: &[u8]| u32::from_le_bytes(std::array::from_fn(|at| bytes[at]));
-        Ok(bytes.chunks_exact(8).map(|entry| BlockEntry { crc: word(entry), stamp: word(&entry[4..]) }).collect())
+        let entries = bytes.chunks_exact(ENTRY as usize);
+        Ok(entries.map(|entry| u64::from_le_bytes(std::array::from_fn(|at| entry[at]))).collect())
     }
 
     /// Writes the entries of blocks whose bytes have these checksums and are in the data file.
     pub fn write(&self, first: u64, crcs: &[u32]) -> io::Result<()> {
-        let entry =
-            |(at, &crc): (usize, &u32)| u64::from(crc) | u64::from(stamp(self.seed, first + at as u64, crc)) << 32;
-        let bytes: Vec<u8> = crcs.iter().enumerate().map(entry).flat_map(u64::to_le_bytes).collect();
-        self.file.write_all_at(&bytes, position(first))
+        let entries = (first..).zip(crcs).map(|(block, &crc)| self.current(block, crc));
+        self.file.write_all_at(&entries.flat_map(u64::to_le_bytes).collect::<Vec<u8>>(), table_size(first))
     }
 
-    /// Makes blocks absent.
+    /// The entry of a block whose bytes were written or verified since the system has started. An entry with another
+    /// stamp has the checksum in the same place.
+    pub fn current(&self, block: u64, crc: u32) -> u64 {
+        u64::from(crc) | u64::from(stamp(self.seed, block, crc)) << 32
+    }
+
     pub fn clear(&self, blocks: Range<u64>) -> io::Result<()> {
-        clear(&self.file, blocks)
-    }
-
-    /// Whether the bytes of a block were written or verified since the system has started.
-    pub fn is_current(&self, block: u64, entry: BlockEntry) -> bool {
-        entry.exists() && entry.stamp == stamp(self.seed, block, entry.crc)
+        clear_blocks(&self.file, blocks)
     }
 }
 
-/// Makes blocks absent in a table that was not opened.
-pub(super) fn clear(file: &File, blocks: Range<u64>) -> io::Result<()> {
-    const ZEROS: [u8; 4096] = [0; 4096];
-    let (mut at, end) = (position(blocks.start), position(blocks.end));
-    while at < end {
-        let part = (end - at).min(ZEROS.len() as u64);
-        file.write_all_at(&ZEROS[..part as usize], at)?;
-        at += part;
-    }
-    Ok(())
+pub(super) fn clear_blocks(file: &File, blocks: Range<u64>) -> io::Result<()> {
+    let [start, end] = [blocks.start, blocks.end].map(table_size);
+    file.write_all_at(&vec![0; (end - start) as usize], start)
 }
 
-fn position(block: u64) -> u64 {
-    HEADER + block * ENTRY
-}
-
-/// Size in bytes of the table of an object.
+/// Size in bytes of the table of an object, which is also where the entry of the next block would be.
 pub(super) fn table_size(blocks: u64) -> u64 {
-    position(blocks)
+    HEADER + blocks * ENTRY
 }
 
 fn header(id: ObjectDirId, salt: [u8; 16]) -> [u8; HEADER as usize] {
@@ -155,11 +113,11 @@ fn header(id: ObjectDirId, salt: [u8; 16]) -> [u8; HEADER as usize] {
 
 /// The seed of valid stamps. It depends on the data file too, so that the blocks of a copied or restored cache are
 /// verified.
-fn seed(boot: &BootId, header: &[u8], data: (u64, u64)) -> u64 {
+fn seed(boot: &[u8], header: &[u8], data: (u64, u64)) -> u64 {
     let hash = Sha256::new_with_prefix(header)
         .chain_update(data.0.to_le_bytes())
         .chain_update(data.1.to_le_bytes())
-        .chain_update(&boot.0)
+        .chain_update(boot)
         .finalize();
     u64::from_le_bytes(std::array::from_fn(|at| hash[at]))
 }
@@ -188,25 +146,30 @@ mod tests {
         ObjectDirId::of(&CacheKey { identity: "a".into(), validator: "b".into(), len: 5, name: "c".into() })
     }
 
+    fn is_current(table: &BlockTable, block: u64, entry: u64) -> bool {
+        entry != 0 && entry == table.current(block, entry as u32)
+    }
+
     #[test]
     fn only_entries_of_this_boot_table_and_data_file_are_current() {
-        let (boot, other) = (BootId::named("one"), BootId::named("two"));
+        let (boot, other) = (b"one", b"two");
         let file = tempfile::tempfile().unwrap();
-        let table = BlockTable::create(file.try_clone().unwrap(), id(), 100, (1, 2), &boot).unwrap();
+        BlockTable::create(&file, id(), 100).unwrap();
+        let open = |data, boot| BlockTable::open(file.try_clone().unwrap(), id(), 100, data, boot).unwrap();
+        let table = open((1, 2), boot);
         table.write(10, &[7, 0, 9]).unwrap();
-        let open = |data, boot| BlockTable::open(file.try_clone().unwrap(), id(), 100, data, boot).unwrap().unwrap();
         let current = |table: &BlockTable| -> Vec<u64> {
             let entries = table.read(0..100).unwrap();
             (0..)
                 .zip(entries)
-                .filter(|(block, entry)| table.is_current(*block, *entry))
+                .filter(|(block, entry)| is_current(table, *block, *entry))
                 .map(|(block, _)| block)
                 .collect()
         };
-        assert_eq!(current(&open((1, 2), &boot)), [10, 11, 12]);
-        for table in [open((1, 2), &other), open((1, 3), &boot), open((2, 2), &boot)] {
+        assert_eq!(current(&open((1, 2), boot)), [10, 11, 12]);
+        for table in [open((1, 2), other), open((1, 3), boot), open((2, 2), boot)] {
             assert!(current(&table).is_empty());
-            let exists: Vec<bool> = table.read(9..14).unwrap().iter().map(|entry| entry.exists()).collect();
+            let exists: Vec<bool> = table.read(9..14).unwrap().iter().map(|entry| *entry != 0).collect();
             assert_eq!(exists, [false, true, true, true, false]);
         }
         table.clear(11..12).unwrap();
@@ -216,7 +179,8 @@ mod tests {
     #[test]
     fn damaged_entry_is_not_current() {
         let file = tempfile::tempfile().unwrap();
-        let table = BlockTable::create(file.try_clone().unwrap(), id(), 4, (1, 2), &BootId::named("one")).unwrap();
+        BlockTable::create(&file, id(), 4).unwrap();
+        let table = BlockTable::open(file.try_clone().unwrap(), id(), 4, (1, 2), b"one").unwrap();
         table.write(0, &[1, 2, 3, 4]).unwrap();
         let mut bytes = [0; 32];
         file.read_exact_at(&mut bytes, HEADER).unwrap();
@@ -225,22 +189,21 @@ mod tests {
             garbled[bit / 8] ^= 1 << (bit % 8);
             file.write_all_at(&garbled, HEADER).unwrap();
             let entries = table.read(0..4).unwrap();
-            let current: Vec<bool> = (0..4).map(|block| table.is_current(block, entries[block as usize])).collect();
+            let current: Vec<bool> = (0..4).map(|block| is_current(&table, block, entries[block as usize])).collect();
             assert_eq!(current.iter().filter(|current| !**current).count(), 1, "bit {bit}");
         }
         // Entries in each other's place.
         bytes.rotate_left(8);
         file.write_all_at(&bytes, HEADER).unwrap();
         let entries = table.read(0..4).unwrap();
-        assert!((0..4).all(|block| !table.is_current(block, entries[block as usize])));
+        assert!((0..4).all(|block| !is_current(&table, block, entries[block as usize])));
     }
 
     #[test]
     fn damaged_header_or_size_makes_a_table_unusable() {
         let file = tempfile::tempfile().unwrap();
-        let boot = BootId::named("one");
-        BlockTable::create(file.try_clone().unwrap(), id(), 4, (1, 2), &boot).unwrap();
-        let is_usable = || BlockTable::open(file.try_clone().unwrap(), id(), 4, (1, 2), &boot).unwrap().is_some();
+        BlockTable::create(&file, id(), 4).unwrap();
+        let is_usable = || BlockTable::open(file.try_clone().unwrap(), id(), 4, (1, 2), b"one").is_ok();
         assert!(is_usable());
         let mut header = [0; 64];
         file.read_exact_at(&mut header, 0).unwrap();

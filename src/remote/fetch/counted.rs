@@ -4,9 +4,9 @@ use crate::remote::protocol::FetchCounts;
 use std::time::{Duration, Instant};
 
 /// Minimum time between two reports.
-const REPORT_EVERY: Duration = Duration::from_millis(500);
+pub(super) const REPORT_EVERY: Duration = Duration::from_millis(500);
 
-/// What was fetched, and what of it was reported.
+/// The counts of fetched bytes and requests, and those that were reported.
 #[derive(Default)]
 pub(super) struct CountedTraffic {
     /// Bytes that were received.
@@ -18,8 +18,8 @@ pub(super) struct CountedTraffic {
 }
 
 impl CountedTraffic {
-    /// What to report now, after `requests` requests. `None` if nothing has changed or the last report was recent; if
-    /// nothing is being fetched any more, the last change is reported at once.
+    /// The counts to report now, after `requests` requests. `None` if nothing has changed or the last report was
+    /// recent; if nothing is being fetched any more, the last change is reported at once.
     pub fn report(&mut self, is_idle: bool, requests: u64) -> Option<FetchCounts> {
         match self.busy_since {
             None if !is_idle => self.busy_since = Some(Instant::now()),

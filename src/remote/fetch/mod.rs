@@ -1,11 +1,9 @@
 //! The process that fetches. It has access to the network, the credentials and the cache only; no model is parsed here.
 
 mod counted;
-mod find;
 mod kept;
 mod open;
 mod remarks;
-mod retry;
 mod session;
 mod trouble;
 
@@ -19,63 +17,53 @@ use session::{FetchSession, LoopInput};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// The process that fetches, after its start. There is no thread yet, so that a sandbox can be entered.
 pub struct Fetcher {
     channel: Arc<WireChannel>,
     start: FetchOptions,
-    /// The first request after the start.
     first: WireRequest,
     options: transport::TransportOptions,
-    cache: Result<OpenCache, String>,
-}
-
-struct OpenCache {
-    cache: BlockCache,
-    dir: PathBuf,
-    /// In bytes.
-    limit: Option<u64>,
+    cache: Result<BlockCache, String>,
+    whole_url: fn(String) -> String,
 }
 
 impl Fetcher {
     /// Waits for the first messages of the reading process, and opens the cache. `None` if that process has ended.
-    /// From now on, messages of the log are sent to it.
-    pub fn accept(channel: WireChannel) -> io::Result<Option<Self>> {
+    /// From now on, messages of the log are sent to it. `whole_url` adds the secrets to a URL.
+    pub fn accept(channel: WireChannel, whole_url: fn(String) -> String) -> io::Result<Option<Self>> {
         let start = match channel.receive::<WireRequest>()? {
             None => return Ok(None),
             Some((WireRequest::Start(start), _)) if start.version == protocol::VERSION => start,
             Some(_) => return Err(io::Error::other("the program was replaced while it ran; start it again")),
         };
         let Some((first, _)) = channel.receive::<WireRequest>()? else { return Ok(None) };
+        let first = first.with_url(whole_url);
         let channel = Arc::new(channel);
         remarks::send_to(channel.clone());
-        let (defaults, timeout) = (transport::TransportOptions::default(), timeout(&start));
+        let (defaults, timeout) = (transport::TransportOptions::default(), start.timeout());
         let options = transport::TransportOptions {
             offline: start.offline,
             token_file: start.token_file.as_ref().map(PathBuf::from),
+            redirects_to: start.redirects_to.clone(),
             connect_timeout: defaults.connect_timeout.min(timeout),
             idle_timeout: defaults.idle_timeout.min(timeout),
             ..defaults
         };
-        let cache = OpenCache::new(&start);
-        Ok(Some(Self { channel, start, first, options, cache }))
+        let cache = open_cache(&start);
+        Ok(Some(Self { channel, start, first, options, cache, whole_url }))
     }
 
-    /// The directory of the cache, if there is one.
-    pub fn cache_dir(&self) -> Option<&Path> {
-        self.cache.as_ref().ok().map(|open| &*open.dir)
+    /// The directory that it changes in a sandbox. `None` without a cache, which means that all requests are refused,
+    /// and if there is to be no sandbox.
+    pub fn sandbox_dir(&self) -> Option<&Path> {
+        self.cache.as_ref().ok().filter(|_| !self.start.no_sandbox).map(BlockCache::path)
     }
 
     /// The files, and the directories with all that is below them, that are read besides the cache.
     pub fn reads(&self) -> Vec<PathBuf> {
         transport::transport_reads(&self.options)
-    }
-
-    /// Whether the user turned the sandbox off.
-    pub fn has_no_sandbox(&self) -> bool {
-        self.start.no_sandbox
     }
 
     /// Why a program must be run to get credentials, if so. The first location decides.
@@ -84,17 +72,18 @@ impl Fetcher {
         transport::credential_program(&self.options, &RemoteLocation::parse(url).ok()??)
     }
 
-    /// Serves the reading process until it ends.
     pub fn serve(self) -> io::Result<()> {
-        let Self { channel, start, first, options, cache } = self;
+        let Self { channel, start, first, options, cache, whole_url } = self;
+        let in_memory = cache.as_ref().ok().filter(|cache| cache.path() == cache::memory_dir()).cloned();
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("fetch").build()?;
         let (inputs, taken) = mpsc::unbounded_channel();
         let (receiving, sender) = (channel.clone(), inputs.clone());
         let session = {
             let _entered = runtime.enter();
-            cache.and_then(|OpenCache { cache, limit, .. }| {
+            cache.and_then(|cache| {
                 let client = transport::TransportClient::new(options).map_err(|error| error.to_string())?;
-                Ok(FetchSession::new(channel.clone(), client, cache, limits(&start, limit), start.offline, inputs))
+                let limits = limits(&start, cache.limit());
+                Ok(FetchSession::new(channel.clone(), client, cache, limits, start.offline, inputs))
             })
         };
         let session = match session {
@@ -106,7 +95,7 @@ impl Fetcher {
         std::thread::Builder::new().name("requests".into()).spawn(move || {
             loop {
                 let input = match receiving.receive::<WireRequest>() {
-                    Ok(Some((request, _))) => LoopInput::Request(request),
+                    Ok(Some((request, _))) => LoopInput::Request(request.with_url(whole_url)),
                     Ok(None) | Err(_) => LoopInput::Ended,
                 };
                 let ends = matches!(input, LoopInput::Ended);
@@ -116,30 +105,40 @@ impl Fetcher {
             }
         })?;
         runtime.block_on(session.run(taken));
+        // This ends the transfers, which use blocks.
+        drop(runtime);
+        if let Some(Err(error)) = in_memory.map(|cache| cache.clear()) {
+            log::debug!("{error}");
+        }
         Ok(())
     }
 }
 
-impl OpenCache {
-    fn new(start: &FetchOptions) -> Result<Self, String> {
-        let dir = cache::default_dir();
-        let dir = dir.ok_or("no cache: neither XDG_CACHE_HOME nor HOME is an absolute path")?;
-        let cached = || Some(BlockCache::list(&dir).ok()?.cached());
-        let limit = start.cache_size.or_else(|| cache::default_limit(&dir, cached()?));
-        let options = cache::CacheOptions { limit, ..cache::CacheOptions::default() };
-        let cache = BlockCache::open(&dir, options).map_err(|error| error.to_string())?;
-        Ok(Self { cache, dir, limit })
-    }
-}
+/// The least size of a cache, in bytes. The blocks of all reads at a time must fit in.
+const SIZE_MIN: u64 = 8 << 20;
 
-/// After this time without success, a read fails.
-fn timeout(start: &FetchOptions) -> Duration {
-    start.timeout.map_or(PlannerLimits::default().timeout, Duration::from_millis)
+/// Maximum size in bytes of the blocks in memory, if the disk of the cache is too small.
+const IN_MEMORY_MAX: u64 = 64 << 20;
+
+fn open_cache(start: &FetchOptions) -> Result<BlockCache, String> {
+    let mut dir = cache::default_dir().ok_or("no cache: neither XDG_CACHE_HOME nor HOME is an absolute path")?;
+    let cached = |dir: &Path| Some(BlockCache::list(dir).ok()?.cached());
+    let size_of = |dir: &Path| cache::default_limit(dir, cached(dir)?);
+    let (mut limit, memory) = (size_of(&dir), cache::memory_dir());
+    if limit.is_some_and(|size| size < SIZE_MIN)
+        && let Some(size) = size_of(&memory).filter(|size| *size >= SIZE_MIN)
+    {
+        log::warn!("{}: the disk is too small for a cache; nothing that is fetched is kept", dir.display());
+        (dir, limit) = (memory, Some(size.min(IN_MEMORY_MAX)));
+    }
+    let limit = start.cache_size.or(limit);
+    let options = cache::CacheOptions { limit, ..cache::CacheOptions::default() };
+    BlockCache::open(&dir, options).map_err(|error| error.to_string())
 }
 
 /// The limits of the planner, with a cache of at most `size` bytes.
 fn limits(start: &FetchOptions, size: Option<u64>) -> PlannerLimits {
-    let mut limits = PlannerLimits { timeout: timeout(start), ..PlannerLimits::default() };
+    let mut limits = PlannerLimits { timeout: start.timeout(), ..PlannerLimits::default() };
     if let Some(size) = size {
         limits.ahead_total = limits.ahead_total.min(size / 4);
         limits.ahead_max = limits.ahead_max.min(size / 8);

@@ -1,50 +1,78 @@
-//! Opens files of trees: finds their version, and their blocks in the cache.
+//! Finds out what a location leads to, and opens its files: their versions, and their blocks in the cache.
 
-use super::super::cache::{BlockCache, CachedObject};
-use super::super::transport::{self, ServerTree, TransportClient};
-use super::kept::{KeptTree, KeptVersion, key_of};
-use super::retry::retry;
-use super::trouble::absent;
+use super::kept::{cache_key, find_kept, keep_tree, kept_name};
+use crate::remote::cache::{BlockCache, CachedObject};
+use crate::remote::location::RemoteLocation;
+use crate::remote::planner::back_off;
+use crate::remote::transport::{ErrorKind, ServerObject, ServerTree, TransportClient, TransportError};
 use crate::source::FetchFailure;
 use std::fs::File;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
 
-/// A file that was opened.
+/// The files that a location leads to, and the name under which the cache keeps them.
+pub struct FoundTree {
+    pub tree: Arc<ServerTree>,
+    pub name: String,
+}
+
+/// Time for which the first request is repeated while no server has answered anything. There is then no network, or no
+/// such server.
+const FIRST_CONTACT: Duration = Duration::from_secs(4);
+
+/// Finds out what is at a URL. Offline, that is what was found earlier, or what the Hugging Face cache has.
+pub async fn resolve_location(
+    client: &TransportClient,
+    cache: &BlockCache,
+    url: &str,
+    timeout: Duration,
+    offline: bool,
+) -> Result<FoundTree, FetchFailure> {
+    let location = RemoteLocation::parse(url).map_err(TransportError::from)?;
+    let location = location.ok_or_else(|| FetchFailure::lasting("not a URL"))?;
+    let name = kept_name(client, &location);
+    let resolved = retry(client, timeout, || client.resolve(&location)).await;
+    let tree = match resolved.map_err(|error| (error.kind, error)) {
+        // A repository of which the Hugging Face cache has some files. Offline, there are no others.
+        Ok(mut tree) if offline => {
+            tree.is_complete = true;
+            tree
+        }
+        Ok(tree) => {
+            if tree.is_complete || tree.files.values().all(Option::is_some) {
+                keep_tree(&tree, cache, &name);
+            }
+            tree
+        }
+        Err((ErrorKind::Offline, error)) => find_kept(cache, &name).ok_or(error)?,
+        Err((ErrorKind::Transient { .. }, error)) if find_kept(cache, &name).is_some() => {
+            return Err(error.and("--offline reads what was fetched before").into());
+        }
+        Err((_, error)) => return Err(error.into()),
+    };
+    Ok(FoundTree { tree: Arc::new(tree), name })
+}
+
 pub(super) struct OpenedObject {
-    pub version: KeptVersion,
+    pub remote: Arc<ServerObject>,
     pub content: ObjectContent,
     /// Bytes that were received to open it.
     pub received: u64,
 }
 
-/// The bytes of a file.
 pub(super) enum ObjectContent {
     /// Its blocks are in the cache, or are fetched into it.
-    Blocks {
-        /// `None` if it cannot be fetched.
-        remote: Option<transport::ServerObject>,
-        local: CachedObject,
-    },
+    Blocks(Arc<CachedObject>),
     /// A file of this machine that is complete.
-    Whole { file: File, len: u64 },
+    Whole(File),
 }
 
-/// Opens a file that was found earlier, and of which only the blocks in the cache can be read.
-pub(super) fn open_kept(cache: &BlockCache, kept: &KeptTree, path: &str) -> Result<OpenedObject, FetchFailure> {
-    let file = kept.files.get(path).ok_or_else(absent)?;
-    let (Some(key), Some(version)) = (file.key(), file.version.clone()) else { return Err(absent()) };
-    let local = cache.object(&key)?;
-    Ok(OpenedObject { version, content: ObjectContent::Blocks { remote: None, local }, received: 0 })
-}
-
-/// Opens a file whose version is known.
-pub(super) fn open_known(cache: &BlockCache, remote: transport::ServerObject) -> Result<OpenedObject, FetchFailure> {
-    let version = KeptVersion::of(&remote);
-    if let Some(content) = open_whole(&remote) {
-        return Ok(OpenedObject { version, content, received: 0 });
-    }
-    let local = cache.object(&key_of(&remote))?;
-    Ok(OpenedObject { version, content: ObjectContent::Blocks { remote: Some(remote), local }, received: 0 })
+pub(super) fn open_known(cache: &BlockCache, remote: Arc<ServerObject>) -> Result<OpenedObject, FetchFailure> {
+    let content = match open_whole(&remote) {
+        Some(file) => ObjectContent::Whole(file),
+        None => ObjectContent::Blocks(cache.object(&cache_key(&remote))?),
+    };
+    Ok(OpenedObject { remote, content, received: 0 })
 }
 
 /// Finds out the version of a file that the listing of its tree does not contain, and opens it. One request, which also
@@ -59,20 +87,42 @@ pub(super) async fn probe(
 ) -> Result<OpenedObject, FetchFailure> {
     let is_known = client.identity(&tree.place(path)).is_ok_and(|identity| cache.has_version(&identity));
     let first = if is_known { 1 } else { head.max(1) };
-    let probed = retry(timeout, || client.probe(tree, path, first)).await;
-    let (remote, head) = probed?;
-    let local = cache.object(&key_of(&remote))?;
-    if !is_known && head.len() as u64 == first.min(local.len()) {
+    let (remote, head) = retry(client, timeout, || client.probe(tree, path, first)).await?;
+    let local = cache.object(&cache_key(&remote))?;
+    if !is_known && head.len() as u64 == first.min(local.len) {
         let _ = local.write(0, &head)?;
     }
-    let (version, received) = (KeptVersion::of(&remote), head.len() as u64);
-    Ok(OpenedObject { version, content: ObjectContent::Blocks { remote: Some(remote), local }, received })
+    Ok(OpenedObject { remote, content: ObjectContent::Blocks(local), received: head.len() as u64 })
 }
 
 /// The file in the Hugging Face cache, if it is there.
-fn open_whole(remote: &transport::ServerObject) -> Option<ObjectContent> {
+fn open_whole(remote: &ServerObject) -> Option<File> {
     let path = remote.local()?;
     let file = File::open(path).inspect_err(|error| log::info!("{}: {error}", path.display())).ok()?;
     let metadata = file.metadata().ok()?;
-    (metadata.is_file() && metadata.len() == remote.len()).then_some(ObjectContent::Whole { file, len: remote.len() })
+    (metadata.is_file() && metadata.len() == remote.len).then_some(file)
+}
+
+/// Attempts until one succeeds or fails for good, or `timeout` would pass before the next one.
+async fn retry<T, F>(client: &TransportClient, timeout: Duration, attempt: impl Fn() -> F) -> Result<T, TransportError>
+where
+    F: Future<Output = Result<T, TransportError>>,
+{
+    let (started, mut failures) = (Instant::now(), 0);
+    loop {
+        let error = match attempt().await {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        let ErrorKind::Transient { retry_after } = error.kind else { return Err(error) };
+        failures += 1;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let wait = retry_after.unwrap_or_else(|| back_off(failures, now.subsec_micros().into()));
+        let limit = if client.has_answer() { timeout } else { timeout.min(FIRST_CONTACT) };
+        if started.elapsed() + wait > limit {
+            return Err(error);
+        }
+        log::info!("{error}; the next attempt is in {:.1} s", wait.as_secs_f64());
+        tokio::time::sleep(wait).await;
+    }
 }

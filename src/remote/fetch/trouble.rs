@@ -4,15 +4,14 @@ use crate::remote::cache::CacheError;
 use crate::remote::planner::PartFailure;
 use crate::remote::transport::{ErrorKind, TransportError};
 use crate::source::{FetchFailure, RemoteFailure};
+use std::time::Duration;
 
-/// The failure of a file that is not in the cache, if only the cache may be used.
-pub(super) fn absent() -> FetchFailure {
-    FetchFailure::lasting("not in the cache, and --offline allows nothing else")
-}
+/// The shortest time that a host can ask to wait.
+const SHORTEST: Duration = Duration::from_millis(1);
 
 impl From<TransportError> for FetchFailure {
     fn from(error: TransportError) -> Self {
-        let failure = match error.kind() {
+        let failure = match error.kind {
             ErrorKind::Changed => RemoteFailure::Changed,
             ErrorKind::Transient { .. } => RemoteFailure::Transient,
             ErrorKind::Forbidden => RemoteFailure::Refused,
@@ -20,7 +19,7 @@ impl From<TransportError> for FetchFailure {
             _ => RemoteFailure::Lasting,
         };
         // The reading process names the file.
-        Self { failure, reason: error.text().to_owned() }
+        Self { failure, reason: error.text.to_owned() }
     }
 }
 
@@ -37,24 +36,19 @@ impl From<CacheError> for FetchFailure {
     }
 }
 
-/// Why a part was not fetched: for those who wait for its bytes, and for the planner.
-pub(super) struct TransferFailure {
-    pub failure: FetchFailure,
-    pub part: PartFailure,
-}
-
-impl From<TransportError> for TransferFailure {
+impl From<TransportError> for PartFailure {
     fn from(error: TransportError) -> Self {
-        let part = match error.kind() {
-            ErrorKind::Transient { retry_after } => PartFailure::Transient { retry_after },
-            _ => PartFailure::Final,
+        let retry = match error.kind {
+            // A host that asks for a pause of no time asks for one nevertheless.
+            ErrorKind::Transient { retry_after } => Some(retry_after.map_or(Duration::ZERO, |time| time.max(SHORTEST))),
+            _ => None,
         };
-        Self { failure: error.into(), part }
+        Self { failure: error.into(), retry }
     }
 }
 
-impl From<CacheError> for TransferFailure {
+impl From<CacheError> for PartFailure {
     fn from(error: CacheError) -> Self {
-        Self { failure: error.into(), part: PartFailure::Final }
+        Self { failure: error.into(), retry: None }
     }
 }

@@ -29,6 +29,12 @@ impl RepoKind {
         }
     }
 
+    /// Splits off the kind from the start of a path.
+    fn split(path: &str) -> (RepoKind, &str) {
+        let (first, rest) = path.split_once('/').unwrap_or((path, ""));
+        RepoKind::from_plural(first).map_or((RepoKind::Model, path), |kind| (kind, rest))
+    }
+
     fn from_plural(text: &str) -> Option<RepoKind> {
         [RepoKind::Model, RepoKind::Dataset, RepoKind::Space].into_iter().find(|kind| kind.plural() == text)
     }
@@ -37,7 +43,6 @@ impl RepoKind {
 /// A file, a directory or all of a repository.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HubLocation {
-    /// The kind of repository.
     pub kind: RepoKind,
     /// `ORG/NAME`
     pub repo: String,
@@ -48,33 +53,12 @@ pub struct HubLocation {
 }
 
 /// First components of pages of the Hub that are not repositories.
-const PAGES: [&str; 16] = [
-    "api",
-    "blog",
-    "buckets",
-    "chat",
-    "collections",
-    "docs",
-    "join",
-    "learn",
-    "login",
-    "models",
-    "new",
-    "organizations",
-    "papers",
-    "posts",
-    "settings",
-    "tasks",
-];
+const PAGES: &str =
+    "api blog buckets chat collections docs join learn login models new organizations papers posts settings tasks";
 
 impl HubLocation {
-    /// Parses what follows `hf://`.
     pub(super) fn parse(rest: &str) -> Result<HubLocation, ParseError> {
-        let (first, after) = rest.split_once('/').unwrap_or((rest, ""));
-        let (kind, rest) = match RepoKind::from_plural(first) {
-            Some(kind) => (kind, after),
-            None => (RepoKind::Model, rest),
-        };
+        let (kind, rest) = RepoKind::split(rest);
         let Some((org, rest)) = rest.split_once('/') else {
             return Err(ParseError::new("hf:// needs ORG/NAME, as in hf://deepseek-ai/DeepSeek-V3"));
         };
@@ -94,19 +78,16 @@ impl HubLocation {
         if !matches!(url.host_str(), Some("huggingface.co" | "www.huggingface.co" | "hf.co")) {
             return Ok(None);
         }
-        let foreign = || {
-            ParseError::new("this page of huggingface.co is not a repository; give hf://ORG/NAME or the page of a file")
-        };
-        let path = decode_hub_path(url.path().trim_matches('/'))?;
-        // A revision may contain %2F, so it is decoded on its own.
-        let raw: Vec<&str> = url.path().trim_matches('/').split('/').collect();
-        let (kind, raw) = match RepoKind::from_plural(raw.first().unwrap_or(&"")) {
-            Some(kind) if kind != RepoKind::Model => (kind, raw.get(1..).unwrap_or(&[])),
-            _ => (RepoKind::Model, raw.as_slice()),
-        };
-        let [org, name, rest @ ..] = raw else { return Err(foreign()) };
-        if PAGES.contains(org) || path.chars().any(char::is_control) {
-            return Err(foreign());
+        let foreign = ParseError::new(
+            "this page of huggingface.co is not a repository; give hf://ORG/NAME or the page of a file",
+        );
+        let page = url.path().trim_matches('/');
+        let (kind, path) = RepoKind::split(page);
+        // A revision may contain %2F, so the parts are decoded on their own.
+        let parts: Vec<&str> = if kind == RepoKind::Model { page } else { path }.split('/').collect();
+        let [org, name, rest @ ..] = &parts[..] else { return Err(foreign) };
+        if PAGES.split(' ').any(|page| page == *org) || decode_hub_path(page)?.chars().any(char::is_control) {
+            return Err(foreign);
         }
         let (revision, path) = match rest {
             [] => (None, String::new()),
@@ -115,7 +96,7 @@ impl HubLocation {
                 let (special, path) = split_revision(revision, &rest);
                 (Some(decode_revision(special.as_deref().unwrap_or(revision))?), decode_hub_path(path)?)
             }
-            _ => return Err(foreign()),
+            _ => return Err(foreign),
         };
         HubLocation::new(kind, org, name, revision, &path).map(Some)
     }
@@ -141,24 +122,6 @@ impl HubLocation {
         let path = path.strip_suffix('/').unwrap_or(path);
         check_path(path)?;
         Ok(HubLocation { kind, repo: format!("{org}/{name}"), revision, path: path.to_string() })
-    }
-
-    /// This location at another revision.
-    pub fn at(&self, revision: &str) -> HubLocation {
-        HubLocation { revision: Some(revision.to_string()), ..self.clone() }
-    }
-
-    pub(super) fn join(&self, name: &str) -> HubLocation {
-        let path = if self.path.is_empty() { name.to_string() } else { format!("{}/{name}", self.path) };
-        HubLocation { path, ..self.clone() }
-    }
-
-    pub(super) fn parent(&self) -> Option<HubLocation> {
-        if self.path.is_empty() {
-            return None;
-        }
-        let path = self.path.rsplit_once('/').map_or("", |(parent, _)| parent).to_string();
-        Some(HubLocation { path, ..self.clone() })
     }
 }
 

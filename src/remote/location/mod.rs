@@ -1,4 +1,4 @@
-//! Where remote models are: `hf://`, `https://`, `s3://`, `gs://` and `az://`. Parses, joins and prints locations; does
+//! Locations of remote models: `hf://`, `https://`, `s3://`, `gs://` and `az://`. Parses, joins and prints them; does
 //! no I/O and reads no environment.
 //!
 //! A location never prints a secret: of a URL, neither the user information nor the query is shown. Apart from those,
@@ -21,11 +21,8 @@ use std::fmt;
 /// A remote file, or a directory of remote files.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RemoteLocation {
-    /// A file, a directory or all of a repository of the Hugging Face Hub.
     Hub(HubLocation),
-    /// A file on an HTTP server.
     Web(WebLocation),
-    /// A key or a prefix in an object store.
     Store(StoreLocation),
 }
 
@@ -34,9 +31,6 @@ const LONGEST: usize = 16 << 10;
 
 impl RemoteLocation {
     /// Parses a location. `None` means that the text has no scheme, so it is a local path.
-    ///
-    /// # Errors
-    /// The scheme is unknown, or what follows it is not a location of this scheme.
     pub fn parse(text: &str) -> Result<Option<RemoteLocation>, ParseError> {
         let Some((scheme, rest)) = text.split_once("://") else { return Ok(None) };
         let mut letters = scheme.chars();
@@ -74,37 +68,43 @@ impl RemoteLocation {
     }
 
     /// The file or directory called `name` in this directory. `name` may have several components, separated by `/`.
-    ///
-    /// # Errors
-    /// A component is empty, `.` or `..`, or contains a control character, or the path is too long.
     pub fn join(&self, name: &str) -> Result<RemoteLocation, ParseError> {
         check_path(name)?;
-        if name.is_empty() {
-            return Ok(self.clone());
+        let mut joined = self.clone();
+        match &mut joined {
+            _ if name.is_empty() => {}
+            RemoteLocation::Hub(HubLocation { path, .. }) | RemoteLocation::Store(StoreLocation { key: path, .. }) => {
+                if !path.is_empty() && !path.ends_with('/') {
+                    path.push('/');
+                }
+                path.push_str(name);
+            }
+            RemoteLocation::Web(web) => *web = web.join(name),
         }
-        Ok(match self {
-            RemoteLocation::Hub(hub) => RemoteLocation::Hub(hub.join(name)),
-            RemoteLocation::Web(web) => RemoteLocation::Web(web.join(name)),
-            RemoteLocation::Store(store) => RemoteLocation::Store(store.join(name)),
-        })
+        Ok(joined)
     }
 
     /// The directory that holds this file or directory; `None` at the root of a repository, server or bucket.
     pub fn parent(&self) -> Option<RemoteLocation> {
-        match self {
-            RemoteLocation::Hub(hub) => hub.parent().map(RemoteLocation::Hub),
-            RemoteLocation::Web(web) => web.parent().map(RemoteLocation::Web),
-            RemoteLocation::Store(store) => store.parent().map(RemoteLocation::Store),
-        }
+        Some(match self {
+            RemoteLocation::Hub(hub) => {
+                let path = parent_path(&hub.path)?.trim_end_matches('/').to_string();
+                RemoteLocation::Hub(HubLocation { path, ..hub.clone() })
+            }
+            RemoteLocation::Web(web) => RemoteLocation::Web(web.parent()?),
+            RemoteLocation::Store(store) => {
+                let key = parent_path(&store.key)?.to_string();
+                RemoteLocation::Store(StoreLocation { key, ..store.clone() })
+            }
+        })
     }
 
     /// The last component, decoded; `None` at a root, and for a URL or a key that ends with `/`.
     pub fn file_name(&self) -> Option<String> {
         match self {
-            RemoteLocation::Hub(hub) => hub.path.rsplit('/').next().filter(|name| !name.is_empty()).map(str::to_string),
             RemoteLocation::Web(web) => web.file_name(),
-            RemoteLocation::Store(store) => {
-                store.key.rsplit('/').next().filter(|name| !name.is_empty()).map(str::to_string)
+            RemoteLocation::Hub(HubLocation { path, .. }) | RemoteLocation::Store(StoreLocation { key: path, .. }) => {
+                path.rsplit('/').next().filter(|name| !name.is_empty()).map(str::to_string)
             }
         }
     }
@@ -114,6 +114,12 @@ impl RemoteLocation {
     pub fn is_insecure(&self) -> bool {
         matches!(self, RemoteLocation::Web(web) if web.is_insecure())
     }
+}
+
+/// The path of the directory that holds `path`, with the slash at its end; empty at the top.
+fn parent_path(path: &str) -> Option<&str> {
+    let path = path.strip_suffix('/').unwrap_or(path);
+    (!path.is_empty()).then(|| &path[..path.rfind('/').map_or(0, |slash| slash + 1)])
 }
 
 impl fmt::Display for RemoteLocation {

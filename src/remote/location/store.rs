@@ -5,19 +5,16 @@ use std::fmt;
 
 use super::path::{ParseError, check_path};
 
-/// Which service and protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StoreKind {
     /// Amazon S3 and compatible servers.
     S3,
     /// Google Cloud Storage.
     Gcs,
-    /// Azure Blob Storage.
     Azure,
 }
 
 impl StoreKind {
-    /// The scheme of its locations.
     pub fn scheme(self) -> &'static str {
         match self {
             StoreKind::S3 => "s3",
@@ -27,19 +24,15 @@ impl StoreKind {
     }
 }
 
-/// A key or a prefix in a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StoreLocation {
-    /// The service.
     pub kind: StoreKind,
-    /// The bucket, or the container of Azure.
     pub bucket: String,
     /// The key. It is empty for the whole bucket, and ends with `/` for what is a prefix for sure.
     pub key: String,
 }
 
 impl StoreLocation {
-    /// Parses what follows the scheme.
     pub(super) fn parse(kind: StoreKind, rest: &str) -> Result<StoreLocation, ParseError> {
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
         let fits = (1..=255).contains(&bucket.len())
@@ -55,20 +48,6 @@ impl StoreLocation {
             return Err(ParseError::new("a path cannot contain an empty component"));
         }
         Ok(StoreLocation { kind, bucket: bucket.to_string(), key: key.to_string() })
-    }
-
-    pub(super) fn join(&self, name: &str) -> StoreLocation {
-        let slash = if self.key.is_empty() || self.key.ends_with('/') { "" } else { "/" };
-        StoreLocation { key: format!("{}{slash}{name}", self.key), ..self.clone() }
-    }
-
-    pub(super) fn parent(&self) -> Option<StoreLocation> {
-        let key = self.key.strip_suffix('/').unwrap_or(&self.key);
-        if key.is_empty() {
-            return None;
-        }
-        let parent = key.rsplit_once('/').map_or(String::new(), |(parent, _)| format!("{parent}/"));
-        Some(StoreLocation { key: parent, ..self.clone() })
     }
 }
 

@@ -9,10 +9,10 @@ use url::{Host, Url};
 
 use super::path::{LONGEST_PATH, ParseError};
 
-/// What is encoded in a component of a path: all but the unreserved characters of RFC 3986. S3 takes `+` for a space.
+/// The characters that are encoded in a component of a path: all but the unreserved ones of RFC 3986. S3 takes `+` for
+/// a space.
 const COMPONENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// A file on an HTTP server.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct WebLocation {
     url: Url,
@@ -77,7 +77,6 @@ impl WebLocation {
     }
 }
 
-/// Whether a URL is on this machine.
 pub(crate) fn is_loopback(url: &Url) -> bool {
     match url.host() {
         Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),

@@ -15,11 +15,10 @@ const RESERVED: usize = 8;
 const GAP_SHARE: u64 = 4;
 
 impl Planner {
-    /// Starts the next part.
     pub(super) fn next_part(&mut self, now: Duration) -> Option<PlannerAction> {
         let mut from = HostId(0);
         while let Some((&id, host)) = self.hosts.range(from..).next() {
-            let is_open = now >= host.paused_until && host.running < self.limits.connections;
+            let is_open = now >= host.paused_until && self.running(id).count() < self.limits.connections;
             let action = if is_open { self.next_part_of(now, id) } else { None };
             if action.is_some() {
                 return action;
@@ -30,7 +29,10 @@ impl Planner {
     }
 
     fn next_part_of(&mut self, now: Duration, id: HostId) -> Option<PlannerAction> {
-        while let Some(part) = self.hosts.get_mut(&id)?.due.pop_first() {
+        // Failed parts whose delay is over.
+        while let Some((&part, _)) =
+            self.parts.iter().find(|(_, part)| part.host == id && !part.is_running && part.timer <= now)
+        {
             if let Some(action) = self.resume(now, part) {
                 return Some(action);
             }
@@ -56,7 +58,7 @@ impl Planner {
             let end = first.end.min(start.saturating_add(self.part_max()));
             return self.start(now, id, start..end, false);
         }
-        // What other tickets wait for behind small gaps, and what is to be fetched ahead of them.
+        // The blocks that other tickets wait for behind small gaps, and those to be fetched ahead of them.
         let free = object.first_free(start..start.saturating_add(self.part_max()).min(object.blocks()))?;
         let gap = host.request_cost() / BLOCK;
         let (mut end, mut skipped) = (first.end.min(free.end), 0);
@@ -81,8 +83,11 @@ impl Planner {
     fn part_ahead(&mut self, now: Duration, id: HostId) -> Option<PlannerAction> {
         let connections = self.limits.connections - self.limits.connections.div_ceil(RESERVED);
         let connections = connections.max(1);
+        if self.running(id).filter(|part| part.is_ahead).count() >= connections {
+            return None;
+        }
         loop {
-            let host = self.hosts.get_mut(&id).filter(|host| host.running_ahead < connections)?;
+            let host = self.hosts.get_mut(&id)?;
             let after = host.ahead_last;
             let next = host.ahead.range((Bound::Excluded(after), Bound::Unbounded)).next();
             let key = *next.or(host.ahead.first())?;
@@ -102,8 +107,8 @@ impl Planner {
     /// The blocks of the next part, if `wanted` blocks in sequence are to be fetched. All that is in flight or wanted
     /// is shared evenly among the connections, so that they end at about the same time.
     fn part_size(&self, host: HostId, wanted: u64, connections: usize) -> u64 {
-        let Some(host) = self.hosts.get(&host) else { return wanted };
-        let share = (wanted + host.flying).div_ceil(connections as u64);
+        let in_flight: u64 = self.running(host).map(|part| part.blocks.end - part.blocks.start).sum();
+        let share = (wanted + in_flight).div_ceil(connections as u64);
         let size = share.max(PART_MIN).min(self.part_max());
         // A short rest is not left to another request.
         if wanted < size + PART_MIN { wanted.min(self.part_max()) } else { size }

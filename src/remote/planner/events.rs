@@ -1,10 +1,9 @@
 //! Takes in events of the reader and of the store: tickets, reads and present blocks.
 
-use super::runs::{AheadBounds, PlannedRead, RunKey};
-use super::{
-    BLOCK, ObjectId, Planner, PlannerAction, PlannerEvent, PlannerTicket, PlannerTimer, TicketFailure, TicketId,
-};
+use super::runs::{PlannedRead, RunKey};
+use super::{BLOCK, ObjectId, Planner, PlannerAction, PlannerEvent, PlannerTicket, PlannerTimer, TicketId};
 use super::{PlannedHost, PlannedObject};
+use crate::source::FetchFailure;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ impl Planner {
     pub fn handle(&mut self, now: Duration, event: PlannerEvent) {
         match event {
             PlannerEvent::Opened { object, len, host } => {
-                self.hosts.entry(host).or_insert_with(PlannedHost::new);
+                self.hosts.entry(host).or_insert_with(PlannedHost::unmeasured);
                 self.objects.entry(object).or_insert_with(|| PlannedObject::new(len, host));
             }
             PlannerEvent::Closed { object } => self.close(object),
@@ -52,7 +51,7 @@ impl Planner {
             return;
         }
         let Some(found) = self.objects.get_mut(&object) else {
-            return self.actions.push_back(PlannerAction::Fail { ticket, why: TicketFailure::NotOpen });
+            return self.actions.push_back(not_open(ticket));
         };
         let is_single = within.is_empty();
         let (blocks, within) = (found.blocks_of(range), found.blocks_of(within));
@@ -63,7 +62,8 @@ impl Planner {
         if found.present.first_absent(blocks.clone()).is_none() {
             self.actions.push_back(PlannerAction::Ready { ticket });
         } else if self.tickets.len() >= self.limits.tickets {
-            return self.actions.push_back(PlannerAction::Fail { ticket, why: TicketFailure::TooMany });
+            let failure = FetchFailure::transient("too many reads wait already");
+            return self.actions.push_back(PlannerAction::Fail { ticket, failure });
         } else {
             found.add_ticket(&blocks, ticket);
             let (age, timer) = (self.number(), now.saturating_add(self.limits.timeout));
@@ -84,15 +84,14 @@ impl Planner {
         let object = read.object;
         let Some(found) = self.objects.get(&object) else { return };
         let Some(key) = self.runs.read(read, &found.present, now) else { return };
-        let total = self.limits.ahead_total / BLOCK;
-        while let Some(idle) = self.runs.idle(now, total).filter(|idle| *idle != key) {
+        while let Some(idle) = self.runs.idle(now, &self.limits).filter(|idle| *idle != key) {
             self.forget(idle);
         }
         let random = self.random();
         let Some(found) = self.objects.get(&object) else { return };
         let Some(host) = self.hosts.get_mut(&found.host) else { return };
-        let bounds = AheadBounds { window: self.limits.ahead_max / BLOCK, total, cost: host.request_cost() / BLOCK };
-        let Some(ahead) = self.runs.extend(key, bounds, random) else { return };
+        let cost = host.request_cost() / BLOCK;
+        let Some(ahead) = self.runs.extend(key, &self.limits, cost, random) else { return };
         host.ahead.insert(key);
         for range in found.present.ranges_in(&ahead) {
             self.set_triggers(object, &range);
@@ -169,15 +168,17 @@ impl Planner {
         let Some(object) = self.objects.get(&ticket.object) else { return };
         let Some(host) = self.hosts.get(&object.host) else { return };
         let part = object.present.first_absent(ticket.blocks.clone()).and_then(|block| object.part_at(block));
-        let (progress_at, last) = match part.and_then(|(_, part)| self.parts.get(&part)) {
-            Some(part) => (part.progress_at, part.last.or(host.last_failed)),
-            // It waits for a connection, so what counts is whether the others receive anything.
-            None => (host.progress_at, host.last_failed),
-        };
+        let part = part.and_then(|(_, part)| self.parts.get(&part));
+        let last = part.and_then(|part| part.last_failure.as_ref()).or(host.last_failure.as_ref());
+        // If it waits for a connection, what counts is whether the others receive anything.
+        let progress_at = part.map_or(host.progress_at, |part| part.progress_at);
         let timer = progress_at.max(ticket.since).saturating_add(self.limits.timeout);
         if timer <= now {
+            let last = last.map(|last| format!(": {}", last.reason)).unwrap_or_default();
+            let seconds = self.limits.timeout.as_secs_f32();
+            let failure = FetchFailure::transient(format!("nothing arrived for {seconds} s{last}"));
             let Some((object, blocks)) = self.take_ticket(id) else { return };
-            self.actions.push_back(PlannerAction::Fail { ticket: id, why: TicketFailure::TimedOut { last } });
+            self.actions.push_back(PlannerAction::Fail { ticket: id, failure });
             self.abort_unwanted(object, &blocks);
         } else if let Some(ticket) = self.tickets.get_mut(&id) {
             ticket.timer = timer;
@@ -191,7 +192,7 @@ impl Planner {
         let tickets: Vec<TicketId> = found.tickets_in(&all).map(|(ticket, _)| ticket).collect();
         let parts = found.parts_in(&all);
         for ticket in tickets {
-            self.answer(ticket, PlannerAction::Fail { ticket, why: TicketFailure::NotOpen });
+            self.answer(ticket, not_open(ticket));
         }
         for part in parts {
             self.abort(part);
@@ -199,4 +200,8 @@ impl Planner {
         self.runs.close(object);
         self.objects.remove(&object);
     }
+}
+
+fn not_open(ticket: TicketId) -> PlannerAction {
+    PlannerAction::Fail { ticket, failure: FetchFailure::lasting("not open") }
 }

@@ -1,11 +1,11 @@
 //! One host: its connections, what waits for one, what a request to it costs, and when to try again after a failure.
 
 use super::runs::RunKey;
-use super::{BLOCK, ObjectId, PartId, TicketId};
+use super::{BLOCK, TicketId};
+use crate::source::FetchFailure;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Bounds of [`PlannedHost::request_cost`].
 const COST: std::ops::RangeInclusive<u64> = 4 * BLOCK..=64 * BLOCK;
 
 /// The delay before the first retry. Each further one doubles it.
@@ -15,27 +15,20 @@ const BACK_OFF: Duration = Duration::from_millis(100);
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
 /// Requests to one host share its connections, and its rate limits.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct PlannedHost {
     /// Tickets that wait for blocks which no part fetches, by age.
     pub queue: BTreeSet<(u64, TicketId)>,
-    /// Failed parts whose delay is over.
-    pub due: BTreeSet<PartId>,
     /// Runs with blocks to fetch ahead, and the last one that had its turn.
     pub ahead: BTreeSet<RunKey>,
     pub ahead_last: RunKey,
-    /// Connections in use, and how many of them fetch ahead.
-    pub running: usize,
-    pub running_ahead: usize,
-    /// Blocks that running parts have yet to receive.
-    pub flying: u64,
     /// No part starts before this time.
     pub paused_until: Duration,
     /// When bytes of this host last arrived.
     pub progress_at: Duration,
     /// Failures since bytes last arrived.
     pub failures: u32,
-    pub last_failed: Option<PartId>,
+    pub last_failure: Option<FetchFailure>,
     /// Time from a request to its first byte.
     latency: Duration,
     /// Bytes per second of one connection.
@@ -45,23 +38,8 @@ pub(super) struct PlannedHost {
 impl PlannedHost {
     /// The first requests find out the latency and bandwidth. Until then they are assumed to be those of the Hub as
     /// seen from another continent.
-    pub fn new() -> Self {
-        let (queue, due, ahead) = Default::default();
-        Self {
-            queue,
-            due,
-            ahead,
-            ahead_last: (ObjectId(0), 0),
-            last_failed: None,
-            running: 0,
-            running_ahead: 0,
-            flying: 0,
-            paused_until: Duration::ZERO,
-            progress_at: Duration::ZERO,
-            failures: 0,
-            latency: Duration::from_millis(100),
-            bandwidth: 40 << 20,
-        }
+    pub fn unmeasured() -> Self {
+        Self { latency: Duration::from_millis(100), bandwidth: 40 << 20, ..Self::default() }
     }
 
     /// The bytes that a connection could have received in the time that a request takes to be answered. A gap smaller
@@ -88,7 +66,7 @@ impl PlannedHost {
 
 /// The delay before another try after a number of failures in sequence. It is random between half and all of the
 /// doubled value, so that parts and mounts that failed together do not come back together.
-pub(super) fn back_off(failures: u32, random: u64) -> Duration {
+pub fn back_off(failures: u32, random: u64) -> Duration {
     let delay = BACK_OFF.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(BACK_OFF_MAX);
     delay / 2 + (delay / 2).mul_f64((random % 1024) as f64 / 1024.0)
 }
@@ -111,7 +89,7 @@ mod tests {
 
     #[test]
     fn request_costs_what_was_observed_within_bounds() {
-        let mut host = PlannedHost::new();
+        let mut host = PlannedHost::unmeasured();
         for _ in 0..50 {
             host.observe_latency(Duration::from_millis(30));
             host.observe_bandwidth(1 << 20, Duration::from_millis(20));

@@ -12,31 +12,30 @@ mod events;
 mod exchange;
 mod host;
 mod object;
-mod part;
 mod parts;
 mod ranges;
 mod runs;
 #[cfg(test)]
 mod tests;
 
+use crate::source::FetchFailure;
 pub use exchange::{
-    BLOCK, HostId, ObjectId, PartFailure, PartId, PlannerAction, PlannerEvent, PlannerLimits, TicketFailure, TicketId,
+    BLOCK, HostId, ObjectId, PartFailure, PartId, PlannerAction, PlannerEvent, PlannerLimits, TicketId,
 };
 use host::PlannedHost;
+pub use host::back_off;
 use object::PlannedObject;
-use part::PlannedPart;
 use runs::ReadRuns;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
-/// The planner of one session. Each call takes O(log n) time in the number of tickets, parts and runs, plus the number
-/// of actions that it causes. Memory is bounded by what tickets wait for, by what is in flight, and by the number of
-/// gaps between present blocks.
-#[derive(Debug)]
+/// The planner of one session. Each call takes O(log n) time in the number of tickets, plus the number of runs and of
+/// parts, which are bounded, and of actions that it causes. Memory is bounded by what tickets wait for, by what is in
+/// flight, and by the number of gaps between present blocks.
+#[derive(Debug, Default)]
 pub struct Planner {
     limits: PlannerLimits,
-    /// State of the generator of random numbers.
     random: u64,
     objects: BTreeMap<ObjectId, PlannedObject>,
     hosts: BTreeMap<HostId, PlannedHost>,
@@ -63,6 +62,36 @@ struct PlannerTicket {
     timer: Duration,
 }
 
+/// One request to a host. It holds its blocks from its start until all of them are present, or it is given up.
+#[derive(Debug, Default)]
+struct PlannedPart {
+    object: ObjectId,
+    host: HostId,
+    /// The blocks that it has yet to receive.
+    blocks: Range<u64>,
+    /// Bytes received of the first one of them.
+    partial: u64,
+    /// The offset that tries had reached when progress was last made. Only what lies beyond it is progress: a
+    /// connection that always breaks inside the same block makes none.
+    reached: u64,
+    /// Whether it has a connection. A failed part waits for its retry.
+    is_running: bool,
+    /// Whether its connection counts as one that fetches ahead.
+    is_ahead: bool,
+    /// Tries that received nothing, in sequence.
+    failures: u32,
+    /// That of the try before this one.
+    last_failure: Option<FetchFailure>,
+    started: Duration,
+    /// When bytes arrived first, and how many have arrived since.
+    first: Option<Duration>,
+    received: u64,
+    /// When bytes arrived last, or when the first try started.
+    progress_at: Duration,
+    /// When it is checked for a stall, or tried again.
+    timer: Duration,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum PlannerTimer {
     /// Check whether the ticket has timed out.
@@ -82,8 +111,7 @@ impl Planner {
     /// A planner without objects. The seed makes the delays before retries differ between sessions.
     pub fn new(limits: PlannerLimits, seed: u64) -> Self {
         let limits = PlannerLimits { connections: limits.connections.max(1), ..limits };
-        let (objects, hosts, tickets, parts, runs, timers, actions) = Default::default();
-        Self { limits, random: seed, objects, hosts, tickets, parts, runs, timers, actions, next: 0 }
+        Self { limits, random: seed, ..Self::default() }
     }
 
     /// The next action. Call it until it returns `None`, after all events that are at hand were taken in.
@@ -102,6 +130,17 @@ impl Planner {
     /// When [`Self::poll`] must be called again if there is no event before.
     pub fn wake_at(&self) -> Option<Duration> {
         self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// The parts of a host that have a connection.
+    fn running(&self, host: HostId) -> impl Iterator<Item = &PlannedPart> {
+        self.parts.values().filter(move |part| part.host == host && part.is_running)
+    }
+
+    /// Bytes of the blocks that running parts have yet to receive.
+    pub fn in_flight(&self) -> u64 {
+        let running = self.parts.values().filter(|part| part.is_running);
+        running.map(|part| (part.blocks.end - part.blocks.start) * BLOCK).sum()
     }
 
     fn number(&mut self) -> u64 {

@@ -32,13 +32,11 @@ impl PlannedObject {
         self.len.div_ceil(BLOCK)
     }
 
-    /// The blocks that contain a range of bytes.
     pub fn blocks_of(&self, bytes: &Range<u64>) -> Range<u64> {
         let end = bytes.end.min(self.len);
         if bytes.start >= end { 0..0 } else { bytes.start / BLOCK..end.div_ceil(BLOCK) }
     }
 
-    /// The bytes of a range of blocks.
     pub fn bytes_of(&self, blocks: &Range<u64>) -> Range<u64> {
         let byte = |block: u64| block.saturating_mul(BLOCK).min(self.len);
         byte(blocks.start)..byte(blocks.end)
@@ -66,7 +64,6 @@ impl PlannedObject {
         self.parts.range(..=block).next_back().map(|(_, part)| *part).filter(|(end, _)| *end > block)
     }
 
-    /// The parts that fetch blocks of a range.
     pub fn parts_in(&self, range: &Range<u64>) -> Vec<PartId> {
         let before = self.part_at(range.start).map(|(_, part)| part);
         let after =

@@ -1,8 +1,9 @@
 //! Parts from their start to their end: progress, stalls, failures and retries.
 
 use super::host::back_off;
-use super::part::PlannedPart;
-use super::{BLOCK, ObjectId, PartFailure, PartId, Planner, PlannerAction, PlannerTimer, TicketFailure};
+use super::{BLOCK, ObjectId, PartFailure, PartId, PlannedPart, Planner, PlannerAction, PlannerTimer};
+use crate::remote::is_progress;
+use crate::source::FetchFailure;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -10,7 +11,6 @@ use std::time::Duration;
 const AHEAD_TRIES: u32 = 3;
 
 impl Planner {
-    /// Starts a part.
     pub(super) fn start(
         &mut self,
         now: Duration,
@@ -18,23 +18,12 @@ impl Planner {
         blocks: Range<u64>,
         is_ahead: bool,
     ) -> Option<PlannerAction> {
-        let part = PlannedPart {
-            object,
-            host: self.objects.get(&object)?.host,
-            blocks,
-            partial: 0,
-            partial_max: 0,
-            is_running: true,
-            is_ahead,
-            failures: 0,
-            last: None,
-            started: now,
-            first: None,
-            received: 0,
-            progress_at: now,
-            timer: now,
-        };
-        self.run(now, part)
+        let host = self.objects.get(&object)?.host;
+        let reached = blocks.start.saturating_mul(BLOCK);
+        self.run(
+            now,
+            PlannedPart { object, host, blocks, is_ahead, reached, progress_at: now, ..PlannedPart::default() },
+        )
     }
 
     fn run(&mut self, now: Duration, part: PlannedPart) -> Option<PlannerAction> {
@@ -46,11 +35,6 @@ impl Planner {
         let found = self.objects.get_mut(&object)?;
         found.add_part(&blocks, id);
         let range = found.bytes_of(&blocks);
-        if let Some(host) = self.hosts.get_mut(&part.host) {
-            host.running += 1;
-            host.running_ahead += usize::from(part.is_ahead);
-            host.flying += blocks.end - blocks.start;
-        }
         self.timers.insert((timer, PlannerTimer::Part(id)));
         self.parts.insert(id, part);
         Some(PlannerAction::Fetch { part: id, object, range })
@@ -62,14 +46,6 @@ impl Planner {
         self.timers.remove(&(part.timer, PlannerTimer::Part(id)));
         if let Some(object) = self.objects.get_mut(&part.object) {
             object.remove_part(&part.blocks);
-        }
-        if let Some(host) = self.hosts.get_mut(&part.host) {
-            host.due.remove(&id);
-            if part.is_running {
-                host.running -= 1;
-                host.running_ahead -= usize::from(part.is_ahead);
-                host.flying -= part.blocks.end - part.blocks.start;
-            }
         }
         Some(part)
     }
@@ -98,8 +74,10 @@ impl Planner {
         } else {
             part.received = part.received.saturating_add(bytes);
         }
-        if count > 0 || part.partial > part.partial_max {
-            part.partial_max = part.partial;
+        let arrived = (part.blocks.start + count).saturating_mul(BLOCK).saturating_add(part.partial);
+        let gained = arrived.saturating_sub(part.reached);
+        if !is_fetched || is_progress(gained, now.saturating_sub(part.progress_at.max(part.started))) {
+            part.reached = part.reached.max(arrived);
             (part.progress_at, host.progress_at) = (now, now);
             (part.failures, host.failures) = (0, 0);
         }
@@ -108,7 +86,6 @@ impl Planner {
             object.remove_part(&part.blocks);
             part.blocks.start = blocks.end;
             object.add_part(&part.blocks, id);
-            host.flying -= count;
             object.present.insert(blocks.clone());
             let object = part.object;
             self.arrived(object, &blocks);
@@ -131,22 +108,21 @@ impl Planner {
             return;
         }
         let Some(mut part) = self.stop(id) else { return };
-        let PartFailure::Transient { retry_after } = failure else {
-            return self.give_up(&part, Some(id));
+        let PartFailure { failure, retry: Some(asked) } = failure else {
+            return self.give_up(&part, Some(failure.failure));
         };
         let random = self.random();
         let Some(object) = self.objects.get_mut(&part.object) else { return };
         let Some(host) = self.hosts.get_mut(&part.host) else { return };
-        host.last_failed = Some(id);
+        host.last_failure = Some(failure.clone());
         host.failures = host.failures.saturating_add(1);
         part.failures = part.failures.saturating_add(1);
         let is_needed = object.tickets_in(&part.blocks).next().is_some();
         let delay = back_off(part.failures, random);
         // If nothing arrives any more, the parts do not try one by one whether the host is back.
         let is_down = host.failures as usize > self.limits.connections;
-        let pause = retry_after.map(|time| time.saturating_add(delay)).or(is_down.then_some(delay));
-        if let Some(pause) = pause {
-            host.paused_until = host.paused_until.max(now.saturating_add(pause));
+        if is_down || !asked.is_zero() {
+            host.paused_until = host.paused_until.max(now.saturating_add(asked).saturating_add(delay));
             self.timers.insert((host.paused_until, PlannerTimer::Host(part.host)));
         }
         if part.blocks.is_empty() {
@@ -155,19 +131,19 @@ impl Planner {
         if !is_needed && part.failures >= AHEAD_TRIES {
             return self.give_up(&part, None);
         }
-        (part.is_running, part.last, part.timer) = (false, Some(id), now.saturating_add(delay));
+        (part.is_running, part.last_failure, part.timer) = (false, Some(failure), now.saturating_add(delay));
         object.add_part(&part.blocks, id);
         self.timers.insert((part.timer, PlannerTimer::Part(id)));
         self.parts.insert(id, part);
     }
 
     /// Fails the tickets that wait for a part which has ended, and ends the read-ahead there.
-    fn give_up(&mut self, part: &PlannedPart, failed: Option<PartId>) {
+    fn give_up(&mut self, part: &PlannedPart, failure: Option<FetchFailure>) {
         self.runs.cut(part.object, part.blocks.start);
-        let Some((object, id)) = self.objects.get(&part.object).zip(failed) else { return };
+        let Some((object, failure)) = self.objects.get(&part.object).zip(failure) else { return };
         let tickets: Vec<_> = object.tickets_in(&part.blocks).map(|(ticket, _)| ticket).collect();
         for ticket in tickets {
-            self.answer(ticket, PlannerAction::Fail { ticket, why: TicketFailure::Part(id) });
+            self.answer(ticket, PlannerAction::Fail { ticket, failure: failure.clone() });
         }
     }
 
@@ -177,7 +153,7 @@ impl Planner {
         let present = &self.objects.get(&part.object)?.present;
         let start = present.first_absent(part.blocks.clone())?;
         let end = present.next_after(start).map_or(part.blocks.end, |next| next.min(part.blocks.end));
-        // What lies after blocks that became present otherwise is left to other parts.
+        // The blocks after those that became present otherwise are left to other parts.
         let (object, rest) = (part.object, end..part.blocks.end);
         part.blocks = start..end;
         let action = self.run(now, part);
@@ -190,20 +166,16 @@ impl Planner {
 
     /// Handles the timer of a part: it has stalled, or it is tried again.
     pub(super) fn check_part(&mut self, id: PartId, now: Duration) {
-        let Some(part) = self.parts.get_mut(&id) else { return };
-        if !part.is_running {
-            if let Some(host) = self.hosts.get_mut(&part.host) {
-                host.due.insert(id);
-            }
-            return;
-        }
+        // A part that is to be tried again waits for a connection.
+        let Some(part) = self.parts.get_mut(&id).filter(|part| part.is_running) else { return };
         let timer = part.progress_at.max(part.started).saturating_add(self.limits.stall);
         if timer > now {
             part.timer = timer;
             self.timers.insert((timer, PlannerTimer::Part(id)));
         } else {
             self.actions.push_back(PlannerAction::Abort { part: id });
-            self.failed(now, id, PartFailure::Transient { retry_after: None });
+            let failure = FetchFailure::transient("the transfer failed");
+            self.failed(now, id, PartFailure { failure, retry: Some(Duration::ZERO) });
         }
     }
 

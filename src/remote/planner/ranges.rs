@@ -41,7 +41,6 @@ impl BlockRanges {
         }
     }
 
-    /// The end of the range that contains a block.
     pub fn end_at(&self, block: u64) -> Option<u64> {
         self.map.range(..=block).next_back().map(|(_, end)| *end).filter(|end| *end > block)
     }
@@ -59,7 +58,6 @@ impl BlockRanges {
         found.filter(|range| !range.is_empty()).collect()
     }
 
-    /// The first block of a range that is not in the set.
     pub fn first_absent(&self, range: Range<u64>) -> Option<u64> {
         let block = self.end_at(range.start).unwrap_or(range.start);
         (block < range.end).then_some(block)

@@ -13,8 +13,8 @@
 //! touches them is followed, and one that appears behind a trigger without having touched it starts a new run.
 
 use super::ranges::BlockRanges;
-use super::{BLOCK, ObjectId};
-use std::collections::{BTreeMap, BTreeSet};
+use super::{BLOCK, ObjectId, PlannerLimits};
+use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
@@ -51,17 +51,6 @@ fn lead(len: u64, starts_tensor: bool, cost: u64) -> u64 {
     if starts_tensor || len >= STEADY { cost.saturating_mul(LEAD).clamp(least, most) } else { least }
 }
 
-/// The distance of read-ahead, in blocks.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct AheadBounds {
-    /// The maximum for one run.
-    pub window: u64,
-    /// The maximum for all runs.
-    pub total: u64,
-    /// The number of blocks that a connection receives in the time of a request.
-    pub cost: u64,
-}
-
 /// Identifies a run by a block at or before which it starts. A key stays valid when runs merge.
 pub(super) type RunKey = (ObjectId, u64);
 
@@ -77,7 +66,6 @@ pub(super) struct ReadRun {
     limit: u64,
     /// Whether it was read at its end at least twice, or from the start of a tensor.
     sequential: bool,
-    /// Whether it starts with its tensor.
     starts_tensor: bool,
     used: Duration,
 }
@@ -94,7 +82,6 @@ impl ReadRun {
     }
 }
 
-/// A read of an object.
 #[derive(Debug)]
 pub(super) struct PlannedRead {
     pub object: ObjectId,
@@ -104,16 +91,11 @@ pub(super) struct PlannedRead {
     pub is_lost: bool,
 }
 
-/// All runs of a planner.
 #[derive(Debug, Default)]
 pub(super) struct ReadRuns {
     map: BTreeMap<RunKey, ReadRun>,
-    /// The runs by the time of their last read.
-    by_use: BTreeSet<(Duration, RunKey)>,
     /// Blocks ahead of runs whose read is to be reported, and whether they are present, so that it will be.
     triggers: BTreeMap<RunKey, bool>,
-    /// Blocks that are to be fetched ahead and were not read yet.
-    ahead: u64,
 }
 
 impl ReadRuns {
@@ -142,7 +124,7 @@ impl ReadRuns {
         let mut run = ReadRun { end, ahead: end, issued: end, limit, sequential, starts_tensor, used: now };
         let mut is_at_end = true;
         if let Some(found) = self.reaching(key, present)
-            && let Some(old) = self.remove(found)
+            && let Some(old) = self.map.remove(&found)
         {
             is_at_end = end > old.end;
             if is_at_end {
@@ -153,13 +135,13 @@ impl ReadRuns {
             // Otherwise a reader started again and what it read before was evicted. The old run is forgotten.
         }
         while let Some((&next, _)) = self.map.range((object, key.1)..=(object, run.end)).next() {
-            let Some(next) = self.remove(next) else { break };
+            let Some(next) = self.map.remove(&next) else { break };
             is_at_end &= next.end <= run.end;
             run.absorb(next);
         }
         // Reads that arrive out of order start a run of their own until the blocks before them are there.
         while let Some(before) = self.reaching(key, present)
-            && let Some(mut before_run) = self.remove(before)
+            && let Some(mut before_run) = self.map.remove(&before)
         {
             before_run.absorb(run);
             (key, run) = (before, ReadRun { sequential: true, used: now, ..before_run });
@@ -167,31 +149,31 @@ impl ReadRuns {
         run.ahead = run.ahead.max(run.end);
         run.issued = run.issued.max(run.end);
         self.drop_triggers(object, key.1..run.end);
-        self.insert(key, run);
+        self.map.insert(key, run);
         is_at_end.then_some(key)
     }
 
     /// Moves the end of the read-ahead of a run, unless more than three quarters of its window are still ahead of the
-    /// reader. A smaller rest would be used up before what is asked for now arrives.
-    /// Returns the blocks ahead.
-    pub fn extend(&mut self, key: RunKey, bounds: AheadBounds, random: u64) -> Option<Range<u64>> {
+    /// reader. A smaller rest would be used up before what is asked for now arrives. `cost` is what a connection
+    /// receives in the time of a request, in blocks. Returns the blocks ahead.
+    pub fn extend(&mut self, key: RunKey, limits: &PlannerLimits, cost: u64, random: u64) -> Option<Range<u64>> {
+        let all = self.ahead();
         let run = self.map.get_mut(&key).filter(|run| run.sequential && run.end - key.1 >= SEQUENTIAL)?;
         let own = run.ahead - run.end;
-        let budget = bounds.total.saturating_sub(self.ahead - own);
+        let budget = (limits.ahead_total / BLOCK).saturating_sub(all - own);
         let len = run.end - key.1;
-        let lead = lead(len, run.starts_tensor, bounds.cost);
+        let lead = lead(len, run.starts_tensor, cost);
         let mut window = len.saturating_mul(AHEAD).saturating_add(lead);
         let rest = run.limit.saturating_sub(run.end);
         if run.starts_tensor && rest.saturating_sub(window) <= lead {
             // The reader would wait for another request because of a few blocks.
             window = rest;
         }
-        let window = window.min(bounds.window).min(budget);
+        let window = window.min(limits.ahead_max / BLOCK).min(budget);
         let ahead = run.limit.min(run.end.saturating_add(window));
         if ahead <= run.ahead || own.saturating_mul(4) > window.saturating_mul(3) {
             return None;
         }
-        self.ahead += ahead - run.ahead;
         run.ahead = ahead;
         let (blocks, is_last) = (run.end..ahead, ahead == run.limit);
         self.drop_triggers(key.0, blocks.clone());
@@ -209,12 +191,15 @@ impl ReadRuns {
     }
 
     /// The run that has been idle for long enough to lose its read-ahead, if the budget is short.
-    pub fn idle(&self, now: Duration, total_max: u64) -> Option<RunKey> {
-        if self.map.len() <= RUNS_MAX && self.ahead * 4 < total_max * 3 {
-            return None;
-        }
-        let (used, key) = self.by_use.first()?;
-        (self.map.len() > RUNS_MAX || *used + IDLE <= now).then_some(*key)
+    pub fn idle(&self, now: Duration, limits: &PlannerLimits) -> Option<RunKey> {
+        let is_short = self.ahead() * 4 >= limits.ahead_total / BLOCK * 3;
+        let (key, run) = self.map.iter().min_by_key(|(key, run)| (run.used, **key))?;
+        (self.map.len() > RUNS_MAX || is_short && run.used + IDLE <= now).then_some(*key)
+    }
+
+    /// Blocks that are to be fetched ahead and were not read yet.
+    fn ahead(&self) -> u64 {
+        self.map.values().map(|run| run.ahead - run.end).sum()
     }
 
     /// The triggers in `blocks`, which are present. Each is returned once.
@@ -240,47 +225,27 @@ impl ReadRuns {
 
     /// Ends the read-ahead at a block, because the block cannot be fetched now.
     pub fn cut(&mut self, object: ObjectId, block: u64) {
-        let cut = self.before((object, block)).filter(|(_, run)| run.end <= block && block < run.ahead);
-        if let Some(key) = cut.map(|(key, _)| key)
-            && let Some(mut run) = self.remove(key)
-        {
+        let found = self.map.range_mut((object, 0)..=(object, block)).next_back();
+        if let Some((_, run)) = found.filter(|(_, run)| run.end <= block && block < run.ahead) {
             run.ahead = block;
             run.issued = run.issued.min(block);
-            self.insert(key, run);
         }
     }
 
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
-        self.map.is_empty() && self.by_use.is_empty() && self.triggers.is_empty() && self.ahead == 0
+        self.map.is_empty() && self.triggers.is_empty()
     }
 
-    /// Forgets all runs of an object.
     pub fn close(&mut self, object: ObjectId) {
-        let keys: Vec<_> = self.map.range((object, 0)..=(object, u64::MAX)).map(|(key, _)| *key).collect();
-        for key in keys {
-            self.remove(key);
-        }
+        self.map.retain(|key, _| key.0 != object);
         self.drop_triggers(object, 0..u64::MAX);
     }
 
-    /// Forgets a run.
+    /// Forgets a run, and returns the blocks ahead of it.
     pub fn forget(&mut self, key: RunKey) -> Option<Range<u64>> {
-        let run = self.remove(key)?;
+        let run = self.map.remove(&key)?;
         self.drop_triggers(key.0, run.end..run.ahead);
         Some(run.end..run.ahead)
-    }
-
-    fn remove(&mut self, key: RunKey) -> Option<ReadRun> {
-        let run = self.map.remove(&key)?;
-        self.by_use.remove(&(run.used, key));
-        self.ahead -= run.ahead - run.end;
-        Some(run)
-    }
-
-    fn insert(&mut self, key: RunKey, run: ReadRun) {
-        self.by_use.insert((run.used, key));
-        self.ahead += run.ahead - run.end;
-        self.map.insert(key, run);
     }
 }

@@ -1,81 +1,104 @@
-//! Passes on the body of an answer while it arrives. Limits its length to what was announced, and the time between two
-//! pieces.
+//! Passes on the body of an answer while it arrives. Limits its length, and the time between two pieces.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt};
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use tokio::time::Instant;
 
-use super::error::TransportError;
-use super::wire::silence;
+use super::error::{ErrorKind, TransportError, TransportResult};
+use crate::remote::is_progress;
 
 /// Receives the bytes of a range in order. `Break` ends the transfer, and the connection with it.
 pub type Sink<'a> = dyn FnMut(&[u8]) -> ControlFlow<()> + Send + 'a;
 
-/// The end of the delivery of a body, if there was no error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BodyEnd {
-    /// All of it was delivered.
-    Complete(u64),
-    /// The sink ended it.
-    Stopped(u64),
-}
+pub(super) type BodyPieces = BoxStream<'static, TransportResult<Bytes>>;
 
-/// The range that the body may hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ExpectedBody {
-    /// Exactly this many bytes.
     Exactly(u64),
-    /// At most this many.
     AtMost(u64),
 }
 
 /// The time limit for the end of a body after all of its bytes have arrived.
 const LAST: Duration = Duration::from_secs(1);
 
-/// Delivers `body` to the sink. Never more than was expected: a longer body is an error before its surplus is
-/// delivered.
-///
-/// # Errors
-/// `Transient` for a body that breaks off or stalls. The error says how much was delivered.
-pub(super) async fn pour<S, E>(
-    mut body: S,
+/// Delivers `body` to the sink, until the sink ends it. Never more than was expected: a longer body is an error before
+/// its surplus is delivered. `idle` is the time limit for bytes, and for less than [`crate::remote::RATE_MIN`].
+pub(super) async fn pour(
+    mut body: BodyPieces,
     expected: ExpectedBody,
     idle: Duration,
     sink: &mut Sink<'_>,
-) -> Result<BodyEnd, TransportError>
-where
-    S: Stream<Item = Result<Bytes, E>> + Unpin,
-    E: Into<TransportError>,
-{
+) -> TransportResult<()> {
     let (ExpectedBody::Exactly(most) | ExpectedBody::AtMost(most)) = expected;
     let mut delivered = 0u64;
+    // When bytes arrived fast enough last, and how many have arrived since.
+    let (mut progress_at, mut since) = (Instant::now(), 0u64);
     loop {
         // All bytes have arrived, so a server that does not end the body is not waited for.
         let complete = delivered == most && matches!(expected, ExpectedBody::Exactly(_));
-        let patience = if complete { idle.min(LAST) } else { idle };
-        let chunk = match tokio::time::timeout(patience, body.next()).await {
-            Err(_) | Ok(Some(Err(_))) if complete => return Ok(BodyEnd::Complete(delivered)),
-            Err(_) => return Err(silence(idle).after(delivered)),
-            Ok(Some(Err(error))) => return Err(error.into().after(delivered)),
+        let deadline = if complete { Instant::now() + idle.min(LAST) } else { progress_at + idle };
+        let chunk = match tokio::time::timeout_at(deadline, body.next()).await {
+            Err(_) | Ok(Some(Err(_))) if complete => return Ok(()),
+            Err(_) if since > 0 => return Err(TransportError::slowness(since, idle)),
+            Err(_) => return Err(TransportError::silence(idle)),
+            Ok(Some(Err(error))) => return Err(error),
             Ok(None) if delivered < most && matches!(expected, ExpectedBody::Exactly(_)) => {
-                return Err(TransportError::transient("the connection ended early").after(delivered));
+                return Err(TransportError::transient("the connection ended early"));
             }
-            Ok(None) => return Ok(BodyEnd::Complete(delivered)),
+            Ok(None) => return Ok(()),
             Ok(Some(Ok(chunk))) => chunk,
         };
         if chunk.is_empty() {
             continue;
         }
         if chunk.len() as u64 > most - delivered {
-            return Err(TransportError::protocol("the server sends more bytes than it announced").after(delivered));
+            return Err(ErrorKind::Protocol.error("the server sends more bytes than it announced"));
         }
         delivered += chunk.len() as u64;
+        since += chunk.len() as u64;
+        let is_progress = is_progress(since, progress_at.elapsed());
         if sink(&chunk).is_break() {
-            return Ok(BodyEnd::Stopped(delivered));
+            return Ok(());
+        }
+        if is_progress {
+            // The time that the sink took is not the server's.
+            (progress_at, since) = (Instant::now(), 0);
         }
     }
+}
+
+/// Delivers a range of `body`, as [`pour`] does.
+pub(super) async fn pour_part(
+    body: BodyPieces,
+    expected: ExpectedBody,
+    idle: Duration,
+    range: Range<u64>,
+    sink: &mut Sink<'_>,
+) -> TransportResult<()> {
+    let mut at = 0;
+    pour(body, expected, idle, &mut |bytes| {
+        let from = range.start.saturating_sub(at).min(bytes.len() as u64) as usize;
+        let to = range.end.saturating_sub(at).min(bytes.len() as u64) as usize;
+        at += bytes.len() as u64;
+        let stopped = from < to && sink(&bytes[from..to]).is_break();
+        if stopped || at >= range.end { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })
+    .await
+}
+
+/// All of a body, as [`pour`] delivers it.
+pub(super) async fn collect_body(body: BodyPieces, expected: ExpectedBody, idle: Duration) -> TransportResult<Vec<u8>> {
+    let mut bytes = Vec::new();
+    pour(body, expected, idle, &mut |piece| {
+        bytes.extend_from_slice(piece);
+        ControlFlow::Continue(())
+    })
+    .await?;
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -86,11 +109,11 @@ mod tests {
     use super::*;
 
     async fn run(
-        pieces: Vec<Result<&'static [u8], TransportError>>,
+        pieces: Vec<TransportResult<&'static [u8]>>,
         expected: ExpectedBody,
-    ) -> (Result<BodyEnd, TransportError>, Vec<u8>) {
+    ) -> (TransportResult<()>, Vec<u8>) {
         let mut seen = Vec::new();
-        let body = stream::iter(pieces.into_iter().map(|piece| piece.map(Bytes::from_static)));
+        let body = stream::iter(pieces.into_iter().map(|piece| piece.map(Bytes::from_static))).boxed();
         let end = pour(body, expected, Duration::from_secs(60), &mut |bytes| {
             seen.extend_from_slice(bytes);
             if seen.ends_with(b"!") { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -100,35 +123,53 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bodies_are_bounded_and_breaks_say_what_was_delivered() {
+    async fn bodies_are_bounded_and_what_came_before_a_break_is_delivered() {
         let exactly = ExpectedBody::Exactly(5);
         let (end, seen) = run(vec![Ok(b"ab"), Ok(b""), Ok(b"cde")], exactly).await;
-        assert_eq!((end, seen.as_slice()), (Ok(BodyEnd::Complete(5)), &b"abcde"[..]));
+        assert_eq!((end, seen.as_slice()), (Ok(()), &b"abcde"[..]));
 
         let (end, seen) = run(vec![Ok(b"ab"), Ok(b"cdef")], exactly).await;
-        let error = end.unwrap_err();
-        assert_eq!((error.kind(), error.delivered(), seen.as_slice()), (ErrorKind::Protocol, 2, &b"ab"[..]));
+        assert_eq!((end.unwrap_err().kind, seen.as_slice()), (ErrorKind::Protocol, &b"ab"[..]));
 
         let broken = TransportError::transient("reset");
         for pieces in [vec![Ok(&b"ab"[..])], vec![Ok(&b"ab"[..]), Err(broken)]] {
             let (end, seen) = run(pieces, exactly).await;
-            let error = end.unwrap_err();
-            assert_eq!((error.kind(), error.delivered()), (ErrorKind::Transient { retry_after: None }, 2));
+            assert_eq!(end.unwrap_err().kind, ErrorKind::Transient { retry_after: None });
             assert_eq!(seen, b"ab");
         }
 
-        let (end, _) = run(vec![Ok(b"ab!"), Ok(b"cd")], exactly).await;
-        assert_eq!(end, Ok(BodyEnd::Stopped(3)));
-        let (end, _) = run(vec![Ok(b"ab")], ExpectedBody::AtMost(5)).await;
-        assert_eq!(end, Ok(BodyEnd::Complete(2)));
+        let (end, seen) = run(vec![Ok(b"ab!"), Ok(b"cd")], exactly).await;
+        assert_eq!((end, seen.as_slice()), (Ok(()), &b"ab!"[..]));
+        let (end, seen) = run(vec![Ok(b"ab")], ExpectedBody::AtMost(5)).await;
+        assert_eq!((end, seen.as_slice()), (Ok(()), &b"ab"[..]));
     }
 
     #[tokio::test]
     async fn a_silent_body_is_given_up() {
-        let body = stream::iter([Ok::<_, TransportError>(Bytes::from_static(b"a"))]).chain(stream::pending());
+        let body = stream::iter([Ok::<_, TransportError>(Bytes::from_static(b"a"))]).chain(stream::pending()).boxed();
         let end =
             pour(body, ExpectedBody::Exactly(2), Duration::from_millis(20), &mut |_| ControlFlow::Continue(())).await;
-        let error = end.unwrap_err();
-        assert_eq!((error.kind(), error.delivered()), (ErrorKind::Transient { retry_after: None }, 1));
+        assert_eq!(end.unwrap_err().kind, ErrorKind::Transient { retry_after: None });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_drips_is_given_up() {
+        // Bytes of each piece, milliseconds between two pieces, and how many bytes are delivered of 1 MiB.
+        for (len, pause, expected) in [(1, 700, 42..43), (1000, 900, 1 << 20..2 << 20), (1000, 1100, 27_000..27_001)] {
+            let drip = stream::unfold((), move |()| async move {
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+                Some((Ok(Bytes::from(vec![0; len])), ()))
+            });
+            let mut seen = 0;
+            let mut sink = |bytes: &[u8]| {
+                seen += bytes.len() as u64;
+                if seen < 1 << 20 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            };
+            let end = pour(drip.boxed(), ExpectedBody::Exactly(1 << 30), Duration::from_secs(30), &mut sink);
+            if let Err(error) = end.await {
+                assert_eq!(error.kind, ErrorKind::Transient { retry_after: None });
+            }
+            assert!(expected.contains(&seen), "{len} {pause}: {seen}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a remote file. The texts hold no secrets: no query of a URL, no header, no credential.
+//! Errors of remote files. The texts hold no secrets: no query of a URL, no header, no credential.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,49 +12,58 @@ pub enum ErrorKind {
     Missing,
     /// The server wants credentials, or refuses those that were sent.
     Forbidden,
-    /// The server sends whole files only.
     NoRanges,
     /// A later attempt may succeed.
     Transient {
-        /// The time that the server asks to wait.
         retry_after: Option<Duration>,
     },
     /// The server broke the protocol, or gave an answer that further attempts do not change.
     Protocol,
-    /// The certificate of the server is not trusted.
     Certificate,
     /// Credentials are missing or their files are wrong.
     Credentials,
-    /// It needs the network, and the client is offline.
     Offline,
     /// The request is invalid, such as a URL without a file name.
     Invalid,
 }
 
-/// An error of resolving or fetching.
+impl ErrorKind {
+    pub(super) fn error(self, text: impl Into<String>) -> TransportError {
+        TransportError { kind: self, text: text.into(), place: None, region: None, status: None }
+    }
+}
+
+pub type TransportResult<T> = Result<T, TransportError>;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransportError {
-    kind: ErrorKind,
-    text: String,
+    pub kind: ErrorKind,
+    /// The reason, without the name of the file.
+    pub text: String,
     place: Option<String>,
-    delivered: u64,
     /// The region of a bucket, from a server that was asked in another region.
     pub(super) region: Option<String>,
-    /// The HTTP status, if the error comes from one.
     pub(super) status: Option<u16>,
 }
 
 impl TransportError {
-    pub(super) fn new(kind: ErrorKind, text: impl Into<String>) -> TransportError {
-        TransportError { kind, text: text.into(), place: None, delivered: 0, region: None, status: None }
-    }
-
     pub(super) fn transient(text: impl Into<String>) -> TransportError {
-        TransportError::new(ErrorKind::Transient { retry_after: None }, text)
+        ErrorKind::Transient { retry_after: None }.error(text)
     }
 
-    pub(super) fn protocol(text: impl Into<String>) -> TransportError {
-        TransportError::new(ErrorKind::Protocol, text)
+    /// Nothing arrived for the time `idle`.
+    pub(super) fn silence(idle: Duration) -> TransportError {
+        TransportError::transient(format!("the server sent nothing for {} seconds", idle.as_secs_f32()))
+    }
+
+    /// No more than `bytes` arrived for the time `idle`.
+    pub(super) fn slowness(bytes: u64, idle: Duration) -> TransportError {
+        let seconds = idle.as_secs_f32();
+        TransportError::transient(format!("the server sent no more than {bytes} bytes for {seconds} seconds"))
+    }
+
+    pub(super) fn no_ranges() -> TransportError {
+        ErrorKind::NoRanges.error("the server sends whole files only: download it first")
     }
 
     /// Names the file in the text of the error. The first name stays.
@@ -63,14 +72,15 @@ impl TransportError {
         self
     }
 
-    pub(super) fn after(mut self, delivered: u64) -> TransportError {
-        self.delivered = delivered;
-        self
-    }
-
     pub(super) fn with_text(mut self, change: impl FnOnce(String) -> String) -> TransportError {
         self.text = change(self.text);
         self
+    }
+
+    /// Adds what the server says: its code and its message.
+    pub(super) fn saying(self, said: [Option<String>; 2]) -> TransportError {
+        let said = said.into_iter().flatten().collect::<Vec<_>>().join(": ");
+        if said.is_empty() { self } else { self.with_text(|text| format!("{text}, {said}")) }
     }
 
     pub(super) fn of_kind(mut self, kind: ErrorKind) -> TransportError {
@@ -78,24 +88,8 @@ impl TransportError {
         self
     }
 
-    /// The reason, without the name of the file.
-    pub fn text(&self) -> &str {
-        &self.text
-    }
-
-    /// The same error with a remedy.
     pub fn and(self, remedy: &str) -> TransportError {
         self.with_text(|text| format!("{text}; {remedy}"))
-    }
-
-    /// The reaction of the caller.
-    pub fn kind(&self) -> ErrorKind {
-        self.kind
-    }
-
-    /// Number of bytes of the range that the sink received before the error. They are verified and can be kept.
-    pub fn delivered(&self) -> u64 {
-        self.delivered
     }
 }
 
@@ -112,7 +106,7 @@ impl std::error::Error for TransportError {}
 
 impl From<crate::remote::location::ParseError> for TransportError {
     fn from(error: crate::remote::location::ParseError) -> TransportError {
-        TransportError::new(ErrorKind::Invalid, error.to_string())
+        ErrorKind::Invalid.error(error.to_string())
     }
 }
 

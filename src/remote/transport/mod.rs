@@ -7,17 +7,16 @@
 //! `Debug` text contains one.
 
 mod body;
-mod credentials;
 mod environment;
 mod error;
 mod hub;
-mod link;
 mod netrc;
-mod options;
 mod range;
-mod retry;
+mod redirects;
 mod secret;
 mod store;
+#[cfg(test)]
+mod tests;
 mod tree;
 mod url_file;
 mod validator;
@@ -25,14 +24,12 @@ mod web;
 mod wire;
 
 pub use body::Sink;
-pub use credentials::credentials;
-pub use environment::EnvironmentCopy;
-pub use error::{ErrorKind, TransportError};
-pub use options::TransportOptions;
-pub use tree::{ServerObject, ServerTree, TreeFile};
+pub use environment::{EnvironmentCopy, TransportOptions};
+pub use error::{ErrorKind, TransportError, TransportResult};
+pub use tree::{ObjectVersion, ProbedObject, ServerFiles, ServerObject, ServerTree};
 pub use validator::ChangeCertainty;
 
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -42,16 +39,25 @@ use tree::{ByteOrigin, TreeOrigin};
 /// The files, and the directories with all that is below them, that are read for credentials and instead of fetching.
 pub fn transport_reads(options: &TransportOptions) -> Vec<PathBuf> {
     let environment = &options.environment;
-    let mut reads =
-        [web::web_reads(environment), hub::hub_reads(environment), store::store_reads(environment)].concat();
-    reads.extend(options.token_file.clone());
-    reads
+    let files = web::netrc_file(environment).into_iter().chain(options.token_file.clone());
+    files.chain(hub::hub_reads(environment)).chain(store::store_reads(environment)).collect()
+}
+
+/// The origin of the credentials for a location, such as a variable or a file. `None` if requests carry none. Nothing
+/// is sent, and no part of a credential is returned. Fails if credentials are configured but cannot be used, such as a
+/// missing profile.
+pub fn credentials(options: &TransportOptions, location: &RemoteLocation) -> TransportResult<Option<String>> {
+    match location {
+        RemoteLocation::Hub(_) => hub::hub_settings_found(options),
+        RemoteLocation::Web(at) => web::web_credentials_found(options, at.url()),
+        RemoteLocation::Store(at) => store::store_credentials_found(at.kind, &options.environment),
+    }
 }
 
 /// Why a program must be run to get credentials for a location, if so.
 pub fn credential_program(options: &TransportOptions, location: &RemoteLocation) -> Option<String> {
     match location {
-        RemoteLocation::Store(store) => store::store_program(store.kind, &options.environment, options.anonymous),
+        RemoteLocation::Store(store) => store::store_program(store.kind, &options.environment),
         _ => None,
     }
 }
@@ -59,39 +65,33 @@ pub fn credential_program(options: &TransportOptions, location: &RemoteLocation)
 /// Resolves and fetches. Clones share connections and credentials.
 #[derive(Clone, Debug)]
 pub struct TransportClient {
-    inner: Arc<TransportInner>,
-}
-
-#[derive(Debug)]
-struct TransportInner {
-    offline: bool,
     wire: wire::HttpWire,
-    hub: hub::HubTransport,
-    web: web::WebTransport,
-    stores: store::OpenStores,
+    hub: Arc<hub::HubTransport>,
+    stores: Arc<store::OpenStores>,
 }
 
 impl TransportClient {
-    /// Makes a client. Reads no credentials yet and sends nothing.
-    ///
-    /// # Errors
-    /// A variable such as `HF_ENDPOINT` is invalid.
-    pub fn new(options: TransportOptions) -> Result<TransportClient, TransportError> {
-        let wire = wire::HttpWire::new(
-            &options.user_agent,
-            options.connect_timeout,
-            options.idle_timeout,
-            options.connections.max(1),
-        );
-        let hub = hub::HubTransport::new(wire.clone(), &options)?;
-        let web = web::WebTransport::new(wire.clone(), &options);
-        let stores = store::OpenStores::new(wire.clone(), &options);
-        Ok(TransportClient { inner: Arc::new(TransportInner { offline: options.offline, wire, hub, web, stores }) })
+    /// Makes a client. Reads no credentials yet and sends nothing. Fails if a variable such as `HF_ENDPOINT` is
+    /// invalid.
+    pub fn new(options: TransportOptions) -> TransportResult<TransportClient> {
+        let wire = wire::HttpWire::new(options);
+        let hub = hub::HubTransport::new(wire.clone())?.into();
+        let stores = store::OpenStores { wire: wire.clone(), open: Default::default() }.into();
+        Ok(TransportClient { wire, hub, stores })
+    }
+
+    fn is_offline(&self) -> bool {
+        self.wire.options().offline
     }
 
     /// Number of requests that were sent so far, to servers of files and of credentials.
     pub fn requests(&self) -> u64 {
-        self.inner.wire.requests()
+        self.wire.requests()
+    }
+
+    /// Whether any server has answered a request.
+    pub fn has_answer(&self) -> bool {
+        self.wire.has_answer()
     }
 
     /// Pins the version of what `location` names, and lists the files there.
@@ -99,113 +99,74 @@ impl TransportClient {
     /// On the Hub this is the commit and one listing: of the directory that holds a named file, or of a whole
     /// directory. Object stores list a prefix and look up a key. A URL costs no request: its file is pinned when it is
     /// probed.
-    ///
-    /// # Errors
-    /// See [`ErrorKind`].
-    pub async fn resolve(&self, location: &RemoteLocation) -> Result<ServerTree, TransportError> {
+    pub async fn resolve(&self, location: &RemoteLocation) -> TransportResult<ServerTree> {
         if location.is_insecure() {
             log::warn!(
                 "{location}: unencrypted http: others on the network path can read and change what is sent; use https"
             );
         }
         let tree = match location {
-            RemoteLocation::Hub(hub) => self.inner.hub.resolve(hub).await,
-            RemoteLocation::Web(_) | RemoteLocation::Store(_) if self.inner.offline => Err(offline()),
-            RemoteLocation::Web(_) => self.inner.web.resolve(location),
-            RemoteLocation::Store(store) => self.inner.stores.resolve(store).await,
+            RemoteLocation::Hub(hub) => self.hub.resolve(hub).await,
+            RemoteLocation::Web(_) | RemoteLocation::Store(_) if self.is_offline() => Err(offline()),
+            // Files beside the named one are found by probing them.
+            RemoteLocation::Web(_) => ServerTree::of_file(location.clone(), None, TreeOrigin::Web)
+                .ok_or_else(|| ErrorKind::Invalid.error("the URL names no file; HTTP servers have no directories")),
+            RemoteLocation::Store(store) => self.stores.resolve(store).await,
         };
         tree.map_err(|error| error.at(location))
     }
 
     /// The identity that the object at `location` has in every version. Sends nothing, so that a cache can be searched
-    /// for what it has while there is no network.
-    ///
-    /// # Errors
-    /// The store of the location is not configured.
-    pub fn identity(&self, location: &RemoteLocation) -> Result<String, TransportError> {
+    /// for what it has while there is no network. Fails if the store of the location is not configured.
+    pub fn identity(&self, location: &RemoteLocation) -> TransportResult<String> {
         match location {
-            RemoteLocation::Hub(hub) => Ok(self.inner.hub.identity(hub)),
+            RemoteLocation::Hub(hub) => Ok(self.hub.identity(hub)),
             RemoteLocation::Web(web) => Ok(web::identity(web.url())),
-            RemoteLocation::Store(store) => self.inner.stores.identity(store),
+            RemoteLocation::Store(store) => self.stores.identity(store),
         }
     }
 
-    /// Pins a file of the tree and returns its first bytes, `first` at most: one request, which gives length, version
-    /// and head. `path` is relative to the tree and need not be listed, if the tree is not complete.
-    ///
-    /// # Errors
-    /// See [`ErrorKind`]; `Missing` for what a complete tree does not list.
-    pub async fn probe(
-        &self,
-        tree: &ServerTree,
-        path: &str,
-        first: u64,
-    ) -> Result<(ServerObject, Vec<u8>), TransportError> {
-        let place = tree.place(path);
-        self.probe_inner(tree, path, first.max(1)).await.map_err(|error| error.at(&place))
-    }
-
-    async fn probe_inner(
-        &self,
-        tree: &ServerTree,
-        path: &str,
-        first: u64,
-    ) -> Result<(ServerObject, Vec<u8>), TransportError> {
+    /// Pins a file of the tree that is not pinned yet, and returns its first bytes, `first` at most: one request, which
+    /// gives length, version and head. `path` is relative to the tree.
+    pub async fn probe(&self, tree: &ServerTree, path: &str, first: u64) -> TransportResult<ProbedObject> {
         location::check_path(path)?;
-        match tree.file(path) {
-            Some(TreeFile { object: Some(object), .. }) => {
-                let mut head = Vec::new();
-                let range = 0..first.min(object.len());
-                self.fetch(object, range, &mut |bytes| {
-                    head.extend_from_slice(bytes);
-                    ControlFlow::Continue(())
-                })
-                .await?;
-                return Ok((object.clone(), head));
-            }
-            None if tree.is_complete() => return Err(TransportError::new(ErrorKind::Missing, "there is no such file")),
-            _ if self.inner.offline => return Err(offline()),
-            _ => {}
-        }
-        match &tree.origin {
-            TreeOrigin::Hub(snapshot) => self.inner.hub.probe(snapshot, tree.place(path), path, first).await,
-            TreeOrigin::Web => self.inner.web.probe(tree.place(path), first).await,
-            TreeOrigin::Store(bucket) => bucket.probe(tree.place(path), first).await,
-        }
+        let (place, first) = (tree.place(path), first.max(1));
+        let probed = match &tree.origin {
+            _ if tree.is_complete => Err(ErrorKind::Missing.error("there is no such file")),
+            TreeOrigin::Kept => Err(absent()),
+            _ if self.is_offline() => Err(offline()),
+            TreeOrigin::Hub(snapshot) => self.hub.probe(snapshot, place.clone(), path, first).await,
+            TreeOrigin::Web => web::probe_url(&self.wire, place.clone(), first).await,
+            TreeOrigin::Store(bucket) => bucket.probe(place.clone(), first).await,
+        };
+        probed.map_err(|error| error.at(&place))
     }
 
-    /// Delivers one range of a file to `sink`, in order, while it arrives. One attempt. Returns how many bytes were
-    /// delivered: all of the range, unless the sink ended it. Dropping the future ends the request.
-    ///
-    /// # Errors
-    /// See [`ErrorKind`]. [`TransportError::delivered`] is the number of bytes that the sink received before; they are
-    /// valid.
-    pub async fn fetch(
-        &self,
-        object: &ServerObject,
-        range: Range<u64>,
-        sink: &mut Sink<'_>,
-    ) -> Result<u64, TransportError> {
-        let fetched = if range.start > range.end || range.end > object.len() {
-            Err(TransportError::new(
-                ErrorKind::Invalid,
-                format!("the range {range:?} is outside the file of {} bytes", object.len()),
-            ))
+    /// Delivers one range of a file to `sink`, in order, while it arrives: all of it, unless the sink ends it. One
+    /// attempt. Dropping the future ends the request.
+    pub async fn fetch(&self, object: &ServerObject, range: Range<u64>, sink: &mut Sink<'_>) -> TransportResult<()> {
+        let fetched = if range.start > range.end || range.end > object.len {
+            Err(ErrorKind::Invalid.error(format!("the range {range:?} is outside the file of {} bytes", object.len)))
         } else if range.is_empty() {
-            Ok(0)
+            Ok(())
         } else {
-            match object.source() {
-                ByteOrigin::Local(path) => tree::read_local(path, range, object.len(), sink),
-                _ if self.inner.offline => Err(offline()),
-                ByteOrigin::Hub(file) => self.inner.hub.fetch(file, range, sink).await,
-                ByteOrigin::Web(file) => self.inner.web.fetch(file, range, sink).await,
-                ByteOrigin::Store(file) => file.fetch(range, sink).await,
+            match &object.origin {
+                ByteOrigin::Kept => Err(absent()),
+                _ if self.is_offline() => Err(offline()),
+                ByteOrigin::Hub(file) => self.hub.fetch(file, object.len, range, sink).await,
+                ByteOrigin::Web(file) => web::fetch_url(&self.wire, object, file, range, sink).await,
+                ByteOrigin::Store(file) => file.fetch(object, range, sink).await,
             }
         };
-        fetched.map_err(|error| error.at(&object.name()))
+        fetched.map_err(|error| error.at(&object.version.name))
     }
 }
 
 fn offline() -> TransportError {
-    TransportError::new(ErrorKind::Offline, "this needs the network, and weightfs is offline")
+    ErrorKind::Offline.error("this needs the network, and weightfs is offline")
+}
+
+/// The error for a file that is not in the cache, if only the cache may be used.
+fn absent() -> TransportError {
+    ErrorKind::Offline.error("not in the cache, and --offline allows nothing else")
 }

@@ -2,15 +2,8 @@
 
 use super::secret::SecretText;
 
-/// A login of a netrc file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NetrcLogin {
-    pub(super) user: String,
-    pub(super) password: SecretText,
-}
-
-/// The login for `host`: the first `machine` of this name that has a login or a password, or else `default`.
-pub(super) fn find_login(text: &str, host: &str) -> Option<NetrcLogin> {
+/// User and password for `host`: of the first `machine` of this name that has one of them, or else of `default`.
+pub(super) fn find_login(text: &str, host: &str) -> Option<(String, SecretText)> {
     let mut tokens = NetrcTokens { rest: text };
     // Whether the entry that is being read is for the host, and what it has so far.
     let mut wanted = false;
@@ -34,48 +27,36 @@ pub(super) fn find_login(text: &str, host: &str) -> Option<NetrcLogin> {
     if !wanted || (user.is_none() && password.is_none()) {
         return None;
     }
-    Some(NetrcLogin { user: user.unwrap_or_default(), password: SecretText::new(password.unwrap_or_default()) })
+    Some((user.unwrap_or_default(), SecretText::new(password.unwrap_or_default())))
 }
 
-/// The words of a netrc file: separated by white space, quoted with `"` and `\`, comments from `#` to the end of the
-/// line.
+/// The words of a netrc file: separated by white space, quoted with `"` and `\`, comments from `#` to the line's end.
 struct NetrcTokens<'a> {
     rest: &'a str,
 }
 
 impl NetrcTokens<'_> {
     fn next(&mut self) -> Option<String> {
-        loop {
-            self.rest = self.rest.trim_start();
-            if !self.rest.starts_with('#') {
-                break;
-            }
-            self.rest = self.rest.split_once('\n').map_or("", |(_, rest)| rest);
+        self.rest = self.rest.trim_start();
+        while self.rest.starts_with('#') {
+            self.rest = self.rest.split_once('\n').map_or("", |(_, rest)| rest).trim_start();
         }
-        let quoted = self.rest.starts_with('"');
-        let mut chars = self.rest.char_indices();
-        if quoted {
-            chars.next();
-        }
-        let mut word = String::new();
-        let mut end = self.rest.len();
-        while let Some((at, c)) = chars.next() {
+        let Some(quoted) = self.rest.strip_prefix('"') else {
+            let end = self.rest.find(char::is_whitespace).unwrap_or(self.rest.len());
+            let (word, rest) = self.rest.split_at(end);
+            self.rest = rest;
+            return (!word.is_empty()).then(|| word.to_string());
+        };
+        let (mut word, mut chars) = (String::new(), quoted.chars());
+        while let Some(c) = chars.next() {
             match c {
-                '"' if quoted => {
-                    end = at + 1;
-                    break;
-                }
-                '\\' if quoted => word.extend(chars.next().map(|(_, c)| c)),
-                c if c.is_whitespace() && !quoted => {
-                    end = at;
-                    break;
-                }
+                '"' => break,
+                '\\' => word.extend(chars.next()),
                 c => word.push(c),
             }
         }
-        let empty = end == 0 || self.rest.is_empty();
-        self.rest = &self.rest[end..];
-        (!empty).then_some(word)
+        self.rest = chars.as_str();
+        Some(word)
     }
 
     /// A macro ends at an empty line.
@@ -100,7 +81,7 @@ mod tests {
             machine c.example login only\n\
             machine b.example login second password second\n\
             default login anonymous password guest\n";
-        let login = |host| find_login(text, host).map(|login| (login.user, login.password.reveal().to_string()));
+        let login = |host| find_login(text, host).map(|(user, password)| (user, password.reveal().to_string()));
         let pair = |user: &str, password: &str| Some((user.to_string(), password.to_string()));
         assert_eq!(login("a.example"), pair("me", "p w\"#"));
         assert_eq!(login("B.EXAMPLE"), pair("b", "b#b"));

@@ -9,16 +9,15 @@ use url::{Origin, Url};
 
 use crate::remote::location::is_loopback;
 
-/// A token, a password or a key.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct SecretText(String);
 
 impl SecretText {
-    pub(super) fn new(text: impl Into<String>) -> SecretText {
+    pub fn new(text: impl Into<String>) -> SecretText {
         SecretText(text.into())
     }
 
-    pub(super) fn reveal(&self) -> &str {
+    pub fn reveal(&self) -> &str {
         &self.0
     }
 }
@@ -40,31 +39,30 @@ pub(super) struct AuthorizationValue {
 
 impl AuthorizationValue {
     /// A bearer token for the origin of `url`.
-    pub(super) fn bearer(token: &SecretText, url: &Url) -> AuthorizationValue {
+    pub fn bearer(token: &SecretText, url: &Url) -> AuthorizationValue {
         let header = SecretText(format!("Bearer {}", token.reveal()));
         AuthorizationValue { header, bare: token.clone(), origin: url.origin() }
     }
 
     /// User and password for the origin of `url`.
-    pub(super) fn basic(user: &str, password: &SecretText, url: &Url) -> AuthorizationValue {
+    pub fn basic(user: &str, password: &SecretText, url: &Url) -> AuthorizationValue {
         let pair = BASE64_STANDARD.encode(format!("{user}:{}", password.reveal()));
         AuthorizationValue { header: SecretText(format!("Basic {pair}")), bare: password.clone(), origin: url.origin() }
     }
 
     /// Whether it may be sent to `url`: the same scheme, host and port, and encrypted or on this machine.
-    pub(super) fn is_for(&self, url: &Url) -> bool {
+    pub fn is_for(&self, url: &Url) -> bool {
         url.origin() == self.origin && (url.scheme() == "https" || is_loopback(url))
     }
 
     /// The header, marked as sensitive, or `None` if it cannot be one because of control characters.
-    pub(super) fn header(&self) -> Option<HeaderValue> {
+    pub fn header(&self) -> Option<HeaderValue> {
         let mut value = HeaderValue::from_str(self.header.reveal()).ok()?;
         value.set_sensitive(true);
         Some(value)
     }
 
-    /// Removes the secret from a text of the server.
-    pub(super) fn redact(&self, text: &str) -> String {
+    pub fn redact(&self, text: &str) -> String {
         let encoded = self.header.reveal().rsplit(' ').next().unwrap_or("");
         let mut text = text.to_string();
         for secret in [encoded, self.bare.reveal()].into_iter().filter(|secret| !secret.is_empty()) {

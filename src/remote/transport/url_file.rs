@@ -1,29 +1,29 @@
-//! A file behind a URL, which may redirect to a signed link of another server. The link is kept, renewed before it
-//! expires, and renewed once when it is refused.
+//! A file behind a URL, which may redirect to a signed link of another server. The link is kept and renewed.
 
-use std::ops::Range;
-use std::time::SystemTime;
+use std::borrow::Cow;
+use std::time::{Duration, SystemTime};
 
-use reqwest::header::{HeaderMap, HeaderValue, RANGE};
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+use reqwest::header::HeaderMap;
 use tokio::sync::Mutex;
 use url::Url;
 
-use super::error::{ErrorKind, TransportError};
-use super::link::RedirectLink;
+use super::error::TransportResult;
 use super::secret::AuthorizationValue;
-use super::validator::VersionValidator;
 use super::wire::{HttpWire, WireResponse};
 
-/// The URL, and where it led last.
 pub(super) struct UrlFile {
-    url: Url,
+    pub url: Url,
+    /// The credentials that its location has.
+    pub userinfo: Option<AuthorizationValue>,
     /// Whether a link is kept that does not say when it expires.
     keep_unsigned: bool,
     led: Mutex<ResolvedUrl>,
 }
 
 /// The target of the redirects of a URL.
-#[derive(Debug, Clone, Default)]
+#[derive(Default)]
 enum ResolvedUrl {
     #[default]
     Unknown,
@@ -33,70 +33,51 @@ enum ResolvedUrl {
     Nowhere,
 }
 
-/// A file whose version is pinned.
-#[derive(Debug)]
-pub(super) struct PinnedFile {
-    pub file: UrlFile,
-    pub userinfo: Option<AuthorizationValue>,
-    pub validator: VersionValidator,
-    pub len: u64,
-}
-
 impl UrlFile {
-    pub(super) fn new(url: Url, keep_unsigned: bool) -> UrlFile {
-        UrlFile { url, keep_unsigned, led: Mutex::default() }
-    }
-
-    pub(super) fn url(&self) -> &Url {
-        &self.url
+    pub fn new(url: Url, userinfo: Option<AuthorizationValue>, keep_unsigned: bool) -> UrlFile {
+        UrlFile { url, userinfo, keep_unsigned, led: Mutex::default() }
     }
 
     /// Sends a request for the file, with `headers`. Several at once ask for a new link only once, and wait for each
-    /// other only for that.
-    ///
-    /// # Errors
-    /// No answer came. Statuses are for the caller.
-    pub(super) async fn get(
+    /// other only for that. The caller checks the status.
+    pub async fn get(
         &self,
         wire: &HttpWire,
         headers: &HeaderMap,
         authorization: Option<&AuthorizationValue>,
-    ) -> Result<WireResponse, TransportError> {
+    ) -> TransportResult<WireResponse> {
         let now = SystemTime::now();
-        let before = self.led.lock().await.clone();
-        if let ResolvedUrl::Link(link) = &before
-            && link.is_fresh(now)
-        {
-            let reply = wire.get(&link.url, headers, None).await?;
-            if !is_expired(&reply) {
-                return Ok(reply);
+        let mut refused = None;
+        loop {
+            let mut led = self.led.lock().await;
+            match &*led {
+                ResolvedUrl::Link(link) if link.is_fresh(now) && refused.as_ref() != Some(&link.url) => {
+                    let link = link.clone();
+                    drop(led);
+                    let reply = wire.get(&link.url, link.must_be_outside, headers, None).await?;
+                    // A link that was renewed meanwhile is not refused for its age.
+                    if refused.is_some() || !is_expired(&reply) {
+                        return Ok(reply);
+                    }
+                    refused = Some(link.url);
+                }
+                ResolvedUrl::Nowhere => {
+                    drop(led);
+                    let reply = wire.get(&self.url, false, headers, authorization).await?;
+                    let now_led = self.led_by(&reply);
+                    if !matches!(now_led, ResolvedUrl::Nowhere) {
+                        *self.led.lock().await = now_led;
+                    }
+                    return Ok(reply);
+                }
+                ResolvedUrl::Link(_) | ResolvedUrl::Unknown => {
+                    *led = ResolvedUrl::Unknown;
+                    let reply = wire.get(&self.url, false, headers, authorization).await?;
+                    *led = self.led_by(&reply);
+                    return Ok(reply);
+                }
             }
         }
-        if let ResolvedUrl::Nowhere = &before {
-            let reply = wire.get(&self.url, headers, authorization).await?;
-            let led = self.led_by(&reply);
-            if !matches!(led, ResolvedUrl::Nowhere) {
-                *self.led.lock().await = led;
-            }
-            return Ok(reply);
-        }
-        let mut led = self.led.lock().await;
-        match led.clone() {
-            // Somebody renewed it meanwhile.
-            ResolvedUrl::Link(link) if link.is_fresh(now) && !before.is(&link) => {
-                drop(led);
-                return wire.get(&link.url, headers, None).await;
-            }
-            ResolvedUrl::Nowhere => {
-                drop(led);
-                return wire.get(&self.url, headers, authorization).await;
-            }
-            ResolvedUrl::Link(_) | ResolvedUrl::Unknown => {}
-        }
-        *led = ResolvedUrl::Unknown;
-        let reply = wire.get(&self.url, headers, authorization).await?;
-        *led = self.led_by(&reply);
-        Ok(reply)
     }
 
     /// The target of the redirects of the request that was answered with `reply`.
@@ -104,38 +85,126 @@ impl UrlFile {
         if is_expired(reply) {
             return ResolvedUrl::Unknown;
         }
-        let link = reply.hops.iter().find(|hop| hop.leaves).map(|hop| RedirectLink::new(hop.to.clone()));
+        let link =
+            reply.hops.iter().find(|hop| hop.leaves).map(|hop| RedirectLink::new(hop.to.clone(), hop.must_be_outside));
         link.filter(|link| self.keep_unsigned || link.is_signed()).map_or(ResolvedUrl::Nowhere, ResolvedUrl::Link)
     }
 }
 
-impl ResolvedUrl {
-    fn is(&self, link: &RedirectLink) -> bool {
-        matches!(self, Self::Link(own) if own.url == link.url)
-    }
-}
-
-/// How servers answer to a signed URL that is no longer valid. S3 and CloudFront say 403, Azure 403, Xet 400 or 403.
+/// Whether a server answers as to a signed URL that is no longer valid. S3 and CloudFront say 403, Azure 403, Xet 400
+/// or 403.
 fn is_expired(reply: &WireResponse) -> bool {
     matches!(reply.status.as_u16(), 400 | 401 | 403 | 404 | 410)
 }
 
+/// Without the URLs, which may hold secrets.
 impl std::fmt::Debug for UrlFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("UrlFile").field("host", &self.url.host_str()).field("led", &self.led).finish()
+        f.debug_struct("UrlFile").field("host", &self.url.host_str()).finish_non_exhaustive()
     }
 }
 
-/// The headers that ask for a range, which is not empty.
-///
-/// # Errors
-/// Does not fail for ranges of files. The conversion to a header value has an error type.
-pub(super) fn range_headers(range: &Range<u64>) -> Result<HeaderMap, TransportError> {
-    let mut headers = HeaderMap::new();
-    let value = HeaderValue::from_str(&format!("bytes={}-{}", range.start, range.end.saturating_sub(1)));
-    headers.insert(
-        RANGE,
-        value.map_err(|_| TransportError::new(ErrorKind::Invalid, "the range cannot be written as a header"))?,
-    );
-    Ok(headers)
+/// A link is renewed this long before it expires, so that a request that waits in a queue still finds it valid.
+const MARGIN: Duration = Duration::from_secs(60);
+
+#[derive(Clone)]
+pub(super) struct RedirectLink {
+    pub url: Url,
+    expires: Option<SystemTime>,
+    /// Whether its host must be outside of this network.
+    pub must_be_outside: bool,
+}
+
+impl RedirectLink {
+    fn new(url: Url, must_be_outside: bool) -> RedirectLink {
+        let expires = expiry(&url);
+        RedirectLink { url, expires, must_be_outside }
+    }
+
+    /// Whether it says when it expires.
+    pub fn is_signed(&self) -> bool {
+        self.expires.is_some()
+    }
+
+    /// Whether it is valid for some time after `now`. A link without a time of expiry is taken for valid.
+    pub fn is_fresh(&self, now: SystemTime) -> bool {
+        self.expires.is_none_or(|expires| now + MARGIN < expires)
+    }
+}
+
+/// Until when a signed URL is valid: `X-Amz-Date` with `X-Amz-Expires` (also with the prefix of Google), `Expires` of
+/// CloudFront and of older signatures in seconds since 1970, `se` of Azure.
+fn expiry(url: &Url) -> Option<SystemTime> {
+    for vendor in ["X-Amz", "X-Goog"] {
+        let (date, lasts) = (format!("{vendor}-Date"), format!("{vendor}-Expires"));
+        if let (Some(date), Some(lasts)) = (parameter(url, &date), parameter(url, &lasts)) {
+            let date = DateTime::strptime("%Y%m%dT%H%M%SZ", &*date).ok()?;
+            let date: SystemTime = date.to_zoned(TimeZone::UTC).ok()?.timestamp().into();
+            return date.checked_add(Duration::from_secs(lasts.parse().ok()?));
+        }
+    }
+    if let Some(seconds) = parameter(url, "Expires") {
+        return SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds.parse().ok()?));
+    }
+    let end: jiff::Timestamp = parameter(url, "se")?.parse().ok()?;
+    Some(end.into())
+}
+
+fn parameter<'u>(url: &'u Url, name: &str) -> Option<Cow<'u, str>> {
+    url.query_pairs().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+}
+
+/// The parameters of a query without those of a signature, which change each time and do not name the file.
+pub(super) fn unsigned_parameters(url: &Url) -> Vec<(String, String)> {
+    let pairs: Vec<_> = url.query_pairs().map(|(name, value)| (name.into_owned(), value.into_owned())).collect();
+    let names: Vec<_> = pairs.iter().map(|(name, _)| name.to_ascii_lowercase()).collect();
+    let is_kept = names.iter().map(|name| !is_of_signature(name, &names));
+    pairs.into_iter().zip(is_kept).filter(|(_, is_kept)| *is_kept).map(|(pair, _)| pair).collect()
+}
+
+/// Whether a parameter belongs to a signature, if `all` have one.
+fn is_of_signature(name: &str, all: &[String]) -> bool {
+    let signature = match name {
+        "x-amz-version-id" => return false,
+        _ if name.starts_with("x-amz-") => "x-amz-signature",
+        _ if name.starts_with("x-goog-") => "x-goog-signature",
+        _ if CLASSIC.contains(&name) => "signature",
+        _ if AZURE.contains(&name) => "sig",
+        _ => return false,
+    };
+    all.iter().any(|other| other == signature)
+}
+
+/// Signatures of CloudFront, and older ones of S3 and Google.
+const CLASSIC: [&str; 6] = ["signature", "expires", "policy", "key-pair-id", "awsaccesskeyid", "googleaccessid"];
+
+/// Shared access signatures of Azure.
+const AZURE: [&str; 15] =
+    ["sig", "se", "st", "sp", "sv", "sr", "ss", "srt", "spr", "sip", "skoid", "sktid", "skt", "ske", "sks"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expiry_is_read_from_each_kind_of_signature() {
+        let expected = SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000);
+        for query in [
+            "X-Amz-Date=20260921T131320Z&X-Amz-Expires=3600&X-Amz-Signature=x",
+            "X-Goog-Date=20260921T131320Z&x-goog-expires=3600",
+            "Expires=1790000000&Signature=x&Key-Pair-Id=y",
+            "sv=1&se=2026-09-21T14%3A13%3A20Z&sig=x",
+        ] {
+            let link = RedirectLink::new(Url::parse(&format!("https://h/x?{query}")).unwrap(), false);
+            assert_eq!(link.expires, Some(expected), "{query}");
+            assert!(link.is_fresh(expected - Duration::from_secs(61)));
+            assert!(!link.is_fresh(expected - Duration::from_secs(59)));
+        }
+        for query in ["", "Expires=soon", "se=1", "X-Amz-Date=1&X-Amz-Expires=2", "X-Amz-Expires=2"] {
+            let link = RedirectLink::new(Url::parse(&format!("https://h/x?{query}")).unwrap(), false);
+            assert!(!link.is_signed() && link.is_fresh(SystemTime::now()), "{query}");
+        }
+        let huge = format!("https://h/x?Expires={}", u64::MAX);
+        assert!(RedirectLink::new(Url::parse(&huge).unwrap(), false).is_fresh(SystemTime::now()));
+    }
 }

@@ -4,22 +4,21 @@ use std::fmt;
 
 use reqwest::header::{ETAG, HeaderMap, IF_MATCH, IF_UNMODIFIED_SINCE, LAST_MODIFIED};
 
-use super::error::{ErrorKind, TransportError};
+use super::error::{ErrorKind, TransportResult};
 
 /// The version of a file, as its server states it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct VersionValidator {
     /// A hash of the content: `sha256:...` or the object id of git, `git:...`.
-    pub(super) content: Option<String>,
+    pub content: Option<String>,
     /// The entity tag with its quotes, and with `W/` if it is weak.
-    pub(super) etag: Option<String>,
+    pub etag: Option<String>,
     /// The date as the server wrote it.
-    pub(super) modified: Option<String>,
+    pub modified: Option<String>,
     /// The version id of an object store.
-    pub(super) version: Option<String>,
+    pub version: Option<String>,
 }
 
-/// The certainty that a change of a file is noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ChangeCertainty {
     /// Only a change of the length is noticed.
@@ -31,31 +30,27 @@ pub enum ChangeCertainty {
 }
 
 impl VersionValidator {
-    /// The validator in the headers of an answer.
-    pub(super) fn of(headers: &HeaderMap) -> VersionValidator {
-        let text = |name| {
+    pub fn of(headers: &HeaderMap) -> VersionValidator {
+        let [etag, modified] = [ETAG, LAST_MODIFIED].map(|name| {
             let value = headers.get(name)?.to_str().ok()?.trim();
             (!value.is_empty() && value.len() <= 1024).then(|| value.to_string())
-        };
-        VersionValidator { etag: text(ETAG), modified: text(LAST_MODIFIED), ..VersionValidator::default() }
+        });
+        VersionValidator { etag, modified, ..VersionValidator::default() }
     }
 
     /// The entity tag if it is a strong one, which changes with every byte of the file.
-    pub(super) fn strong(&self) -> Option<&str> {
+    pub fn strong(&self) -> Option<&str> {
         self.etag.as_deref().filter(|etag| etag.starts_with('"') && etag.ends_with('"') && etag.len() > 2)
     }
 
     /// The date in seconds since 1970; 0 if there is none.
-    pub(super) fn modified(&self) -> i64 {
-        let parse = |date: &str| {
-            let date = jiff::fmt::rfc2822::parse(date).map(|date| date.timestamp()).or_else(|_| date.parse());
-            Some(date.ok()?.as_second())
-        };
-        self.modified.as_deref().and_then(parse).unwrap_or_default()
+    pub fn modified(&self) -> i64 {
+        let Some(date) = &self.modified else { return 0 };
+        let parsed = jiff::fmt::rfc2822::parse(date).map(|date| date.timestamp()).or_else(|_| date.parse());
+        parsed.map_or(0, jiff::Timestamp::as_second)
     }
 
-    /// The certainty that a change is noticed.
-    pub(super) fn certainty(&self) -> ChangeCertainty {
+    pub fn certainty(&self) -> ChangeCertainty {
         if self.content.is_some() || self.version.is_some() || self.strong().is_some() {
             ChangeCertainty::Exact
         } else if self.etag.is_some() || self.modified.is_some() {
@@ -66,7 +61,7 @@ impl VersionValidator {
     }
 
     /// Adds the condition that the file still has this version.
-    pub(super) fn set_conditions(&self, headers: &mut HeaderMap) {
+    pub fn set_conditions(&self, headers: &mut HeaderMap) {
         if let Some(etag) = self.strong().and_then(|etag| etag.parse().ok()) {
             headers.insert(IF_MATCH, etag);
         } else if let Some(date) = self.modified.as_deref().and_then(|date| date.parse().ok()) {
@@ -76,27 +71,24 @@ impl VersionValidator {
 
     /// Compares with the validator of a later answer. A strong entity tag alone proves that the bytes are equal (RFC
     /// 9110, section 8.8.1). Without one, everything that the server says of the version must be the same: a weak tag
-    /// or a date proves nothing, but one that differs shows that the file was replaced.
-    ///
-    /// # Errors
-    /// `Changed` if they differ, `Protocol` if the answer no longer says which version it is.
-    pub(super) fn check(&self, later: &VersionValidator) -> Result<(), TransportError> {
+    /// or a date proves nothing, but one that differs shows that the file was replaced. The error is `Changed` if they
+    /// differ, `Protocol` if the answer no longer says which version it is.
+    pub fn check(&self, later: &VersionValidator) -> TransportResult<()> {
         let both = [("ETag", &self.etag, &later.etag), ("Last-Modified", &self.modified, &later.modified)];
         let compared = if self.strong().is_some() { &both[..1] } else { &both[..] };
-        // What is pinned by a hash or a version id was not described by an answer.
+        // A version that is pinned by a hash or a version id was not described by an answer.
         let is_pinned = self.content.is_some() || self.version.is_some();
         for (name, ours, theirs) in compared {
             match (ours, theirs) {
                 (None, Some(_)) if is_pinned => {}
                 (Some(_), None) => {
-                    return Err(TransportError::protocol(format!(
-                        "the server no longer says which version it sends: no {name}"
-                    )));
+                    return Err(ErrorKind::Protocol
+                        .error(format!("the server no longer says which version it sends: no {name}")));
                 }
                 _ if ours == theirs => {}
                 _ => {
                     let text = format!("it changed on the server ({name} differs)");
-                    return Err(TransportError::new(ErrorKind::Changed, text));
+                    return Err(ErrorKind::Changed.error(text));
                 }
             }
         }
@@ -124,6 +116,7 @@ impl fmt::Display for VersionValidator {
 
 #[cfg(test)]
 mod tests {
+    use super::super::error::ErrorKind;
     use super::*;
 
     fn validator(etag: Option<&str>, modified: Option<&str>) -> VersionValidator {
@@ -151,7 +144,7 @@ mod tests {
             ((strong, monday), (weak, monday), changed),
         ] {
             let found = validator(opened.0, opened.1).check(&validator(later.0, later.1));
-            assert_eq!(found.map_err(|error| error.kind()).err(), expected, "{opened:?} {later:?}");
+            assert_eq!(found.map_err(|error| error.kind).err(), expected, "{opened:?} {later:?}");
         }
         let pinned = VersionValidator { version: Some("7".into()), ..VersionValidator::default() };
         assert!(pinned.check(&validator(strong, monday)).is_ok());

@@ -1,220 +1,138 @@
 //! Files on plain HTTP servers: pinned by ETag or date, with credentials from the URL, a token file or netrc.
 
-use std::ops::{ControlFlow, Range};
-use std::path::PathBuf;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
+use percent_encoding::percent_decode_str;
 use sha2::{Digest, Sha256};
 use url::Url;
 
-use super::body::{BodyEnd, ExpectedBody, Sink, pour};
-use super::environment::EnvironmentCopy;
-use super::error::{ErrorKind, TransportError};
-use super::link::unsigned_parameters;
+use super::body::{ExpectedBody, Sink, collect_body, pour};
 use super::netrc;
-use super::options::TransportOptions;
-use super::range::{WantedRange, check_range};
+use super::range::{ResponsePart, WantedRange, check_range};
 use super::secret::{AuthorizationValue, SecretText};
-use super::tree::{ByteOrigin, ServerObject, ServerTree, TreeFile, TreeOrigin};
-use super::url_file::{PinnedFile, UrlFile, range_headers};
+use super::tree::{ByteOrigin, ProbedObject, ServerObject};
+use super::url_file::{UrlFile, unsigned_parameters};
 use super::validator::VersionValidator;
 use super::wire::{HttpWire, WireResponse, explain, pieces};
+use super::{EnvironmentCopy, ErrorKind, TransportError, TransportOptions, TransportResult};
 use crate::remote::location::{RemoteLocation, is_loopback};
 
-/// Resolves and fetches URLs.
-#[derive(Debug)]
-pub(super) struct WebTransport {
-    wire: HttpWire,
-    credentials: WebCredentials,
+/// Pins the file at `place` and returns its first bytes.
+pub(super) async fn probe_url(wire: &HttpWire, place: RemoteLocation, first: u64) -> TransportResult<ProbedObject> {
+    let RemoteLocation::Web(web) = &place else { return Err(ErrorKind::Invalid.error("not a URL")) };
+    let (url, userinfo) = take_userinfo(web.url());
+    let remote = UrlFile::new(url, userinfo, false);
+    let (reply, part, is_anonymous) = ask_for_range(wire, &remote, &WantedRange::first(first)).await?;
+    let validator = VersionValidator::of(&reply.headers);
+    let expected = part.expected_body();
+    let head = collect_body(pieces(reply.body), expected, wire.idle).await;
+    let head = head.map_err(|error| match (error.kind, expected) {
+        (ErrorKind::Protocol, ExpectedBody::AtMost(_)) => TransportError::no_ranges(),
+        _ => error,
+    })?;
+    let len = part.len.unwrap_or(head.len() as u64);
+    let url = &remote.url;
+    let public = is_anonymous && remote.userinfo.is_none() && url.query().is_none();
+    let identity = identity(url);
+    Ok((ServerObject::new(identity, validator, len, &place, public, ByteOrigin::Web(remote)), head))
 }
 
-impl WebTransport {
-    pub(super) fn new(wire: HttpWire, options: &TransportOptions) -> WebTransport {
-        WebTransport { wire, credentials: WebCredentials::new(options) }
-    }
+/// Delivers a range of the pinned version.
+pub(super) async fn fetch_url(
+    wire: &HttpWire,
+    object: &ServerObject,
+    remote: &UrlFile,
+    range: Range<u64>,
+    sink: &mut Sink<'_>,
+) -> TransportResult<()> {
+    let wanted = WantedRange { range, len: Some(object.len), validator: Some(object.validator.clone()) };
+    let (reply, part, _) = ask_for_range(wire, remote, &wanted).await?;
+    pour(pieces(reply.body), part.expected_body(), wire.idle, sink).await
+}
 
-    /// The tree with the named file alone. Files beside it are found by probing them.
-    pub(super) fn resolve(&self, location: &RemoteLocation) -> Result<ServerTree, TransportError> {
-        let (Some(name), Some(folder)) = (location.file_name(), location.parent()) else {
-            return Err(TransportError::new(
-                ErrorKind::Invalid,
-                "the URL names no file; HTTP servers have no directories",
-            ));
-        };
-        let file = TreeFile { path: name.clone(), len: None, object: None };
-        Ok(ServerTree::new(folder, Some((name, location.clone())), vec![file], TreeOrigin::Web))
-    }
-
-    /// Pins the file at `place` and returns its first bytes.
-    pub(super) async fn probe(
-        &self,
-        place: RemoteLocation,
-        first: u64,
-    ) -> Result<(ServerObject, Vec<u8>), TransportError> {
-        let RemoteLocation::Web(web) = &place else { return Err(TransportError::new(ErrorKind::Invalid, "not a URL")) };
-        let (url, userinfo) = take_userinfo(web.url());
-        let authorization = self.credentials.find(&url, userinfo.as_ref())?;
-        let file = UrlFile::new(url, false);
-        let headers = range_headers(&(0..first))?;
-        let reply = file.get(&self.wire, &headers, authorization.as_ref()).await?;
-        let wanted = WantedRange { range: 0..first, len: None, validator: None };
-        let part = check_range(reply.status, &reply.headers, &wanted)
-            .map_err(|error| self.advise(error, &reply, file.url(), authorization.as_ref()))?;
-        let validator = VersionValidator::of(&reply.headers);
-        let expected = match part.len {
-            Some(_) => ExpectedBody::Exactly(part.range.end - part.range.start),
-            None => ExpectedBody::AtMost(first),
-        };
-        let mut head = Vec::new();
-        let end = pour(pieces(reply.body), expected, self.wire.idle(), &mut |bytes| {
-            head.extend_from_slice(bytes);
-            ControlFlow::Continue(())
-        })
-        .await
-        .map_err(|error| match (error.kind(), expected) {
-            (ErrorKind::Protocol, ExpectedBody::AtMost(_)) => {
-                TransportError::new(ErrorKind::NoRanges, "the server sends whole files only: download it first")
+/// Returns the checked answer, and whether no credentials were sent.
+async fn ask_for_range(
+    wire: &HttpWire,
+    remote: &UrlFile,
+    wanted: &WantedRange,
+) -> TransportResult<(WireResponse, ResponsePart, bool)> {
+    let (options, url) = (wire.options(), &remote.url);
+    let authorization = find_credentials(options, url, remote.userinfo.as_ref())?;
+    let reply = remote.get(wire, &wanted.headers(), authorization.as_ref()).await?;
+    match check_range(reply.status, &reply.headers, wanted) {
+        Ok(part) => Ok((reply, part, authorization.is_none())),
+        Err(error) => {
+            let error = explain(error, &reply.headers, authorization.as_ref());
+            if reply.status != 401 {
+                return Err(error);
             }
-            _ => error,
-        })?;
-        let (BodyEnd::Complete(got) | BodyEnd::Stopped(got)) = end;
-        let len = part.len.unwrap_or(got);
-        let public = authorization.is_none() && userinfo.is_none() && file.url().query().is_none();
-        let identity = identity(file.url());
-        let remote = PinnedFile { file, userinfo, validator: validator.clone(), len };
-        Ok((ServerObject::new(identity, validator, len, &place, public, ByteOrigin::Web(remote)), head))
-    }
-
-    /// Delivers a range of the pinned version.
-    pub(super) async fn fetch(
-        &self,
-        remote: &PinnedFile,
-        range: Range<u64>,
-        sink: &mut Sink<'_>,
-    ) -> Result<u64, TransportError> {
-        let authorization = self.credentials.find(remote.file.url(), remote.userinfo.as_ref())?;
-        let mut headers = range_headers(&range)?;
-        remote.validator.set_conditions(&mut headers);
-        let reply = remote.file.get(&self.wire, &headers, authorization.as_ref()).await?;
-        let wanted = WantedRange { range: range.clone(), len: Some(remote.len), validator: Some(&remote.validator) };
-        check_range(reply.status, &reply.headers, &wanted)
-            .map_err(|error| self.advise(error, &reply, remote.file.url(), authorization.as_ref()))?;
-        let expected = ExpectedBody::Exactly(range.end - range.start);
-        let end = pour(pieces(reply.body), expected, self.wire.idle(), sink).await?;
-        let (BodyEnd::Complete(delivered) | BodyEnd::Stopped(delivered)) = end;
-        Ok(delivered)
-    }
-
-    /// Adds what the user can do about a refusal.
-    fn advise(
-        &self,
-        error: TransportError,
-        reply: &WireResponse,
-        url: &Url,
-        sent: Option<&AuthorizationValue>,
-    ) -> TransportError {
-        let error = explain(error, &reply.headers, sent);
-        if reply.status.as_u16() != 401 {
-            return error;
+            // The remedy.
+            let advice = if url.scheme() == "http" && !is_loopback(url) {
+                "credentials are not sent over unencrypted http; use https"
+            } else if authorization.is_some() {
+                "it does not accept those that were sent"
+            } else {
+                "put them into ~/.netrc, or use --token-file with a bearer token"
+            };
+            Err(error.with_text(|text| format!("{text}: {advice}")))
         }
-        let advice = if url.scheme() == "http" && !is_loopback(url) {
-            "credentials are not sent over unencrypted http; use https"
-        } else if sent.is_some() {
-            "it does not accept those that were sent"
-        } else if self.credentials.anonymous {
-            "none were sent, because of the option for anonymous access"
-        } else {
-            "put them into ~/.netrc, or use --token-file with a bearer token"
-        };
-        error.with_text(|text| format!("{text}: {advice}"))
     }
 }
 
-/// The origin of the credentials for a URL.
-#[derive(Debug)]
-struct WebCredentials {
-    anonymous: bool,
-    token_file: Option<PathBuf>,
-    netrc: Option<PathBuf>,
+/// The credentials for a URL: the first of user information in it, the token file, netrc.
+fn find_credentials(
+    options: &TransportOptions,
+    url: &Url,
+    userinfo: Option<&AuthorizationValue>,
+) -> TransportResult<Option<AuthorizationValue>> {
+    if let Some(userinfo) = userinfo {
+        return Ok(Some(userinfo.clone()));
+    }
+    if let Some(path) = &options.token_file {
+        return read_token(path).map(|token| Some(AuthorizationValue::bearer(&token, url)));
+    }
+    let (Some(path), Some(host)) = (netrc_file(&options.environment), url.host_str()) else { return Ok(None) };
+    let Ok(text) = std::fs::read_to_string(path) else { return Ok(None) };
+    let login = netrc::find_login(&text, host.trim_start_matches('[').trim_end_matches(']'));
+    Ok(login.map(|(user, password)| AuthorizationValue::basic(&user, &password, url)))
 }
 
-impl WebCredentials {
-    fn new(options: &TransportOptions) -> WebCredentials {
-        let netrc = netrc_file(&options.environment);
-        WebCredentials { anonymous: options.anonymous, token_file: options.token_file.clone(), netrc }
-    }
-
-    /// The first of: user information in the URL, the token file, netrc.
-    fn find(
-        &self,
-        url: &Url,
-        userinfo: Option<&AuthorizationValue>,
-    ) -> Result<Option<AuthorizationValue>, TransportError> {
-        if self.anonymous {
-            return Ok(None);
-        }
-        if let Some(userinfo) = userinfo {
-            return Ok(Some(userinfo.clone()));
-        }
-        if let Some(path) = &self.token_file {
-            return read_token(path).map(|token| Some(AuthorizationValue::bearer(&token, url)));
-        }
-        let (Some(path), Some(host)) = (&self.netrc, url.host_str()) else { return Ok(None) };
-        let Ok(text) = std::fs::read_to_string(path) else { return Ok(None) };
-        let login = netrc::find_login(&text, host.trim_start_matches('[').trim_end_matches(']'));
-        Ok(login.map(|login| AuthorizationValue::basic(&login.user, &login.password, url)))
-    }
-}
-
-fn netrc_file(environment: &EnvironmentCopy) -> Option<PathBuf> {
+pub(super) fn netrc_file(environment: &EnvironmentCopy) -> Option<PathBuf> {
     environment.path("NETRC").or_else(|| Some(environment.home()?.join(".netrc")))
 }
 
-/// The origin of the credentials for a URL.
-pub(super) fn web_credentials_found(options: &TransportOptions, url: &Url) -> Result<Option<String>, TransportError> {
-    let credentials = WebCredentials::new(options);
+pub(super) fn web_credentials_found(options: &TransportOptions, url: &Url) -> TransportResult<Option<String>> {
     let (bare, userinfo) = take_userinfo(url);
-    let place = match (&userinfo, &credentials.token_file, &credentials.netrc) {
+    let place = match (&userinfo, &options.token_file, netrc_file(&options.environment)) {
         (Some(_), _, _) => "the URL".to_owned(),
         (None, Some(path), _) => format!("the token file {}", path.display()),
         (None, None, Some(path)) => path.display().to_string(),
         (None, None, None) => return Ok(None),
     };
-    Ok(credentials.find(&bare, userinfo.as_ref())?.map(|_| place))
+    Ok(find_credentials(options, &bare, userinfo.as_ref())?.map(|_| place))
 }
 
-/// The files that are read for credentials.
-pub(super) fn web_reads(environment: &EnvironmentCopy) -> Vec<PathBuf> {
-    netrc_file(environment).into_iter().collect()
+/// Reads a file with a bearer token. An error names the file, and nothing in it.
+pub(super) fn read_token(path: &Path) -> TransportResult<SecretText> {
+    let text = std::fs::read_to_string(path).map_err(|error| error.to_string()).and_then(|text| {
+        let token = text.trim();
+        let is_one = !token.is_empty() && !token.contains(char::is_whitespace) && token.len() <= 64 << 10;
+        if is_one { Ok(SecretText::new(token)) } else { Err("it must hold one token".to_owned()) }
+    });
+    text.map_err(|what| ErrorKind::Credentials.error(format!("the token file {}: {what}", path.display())))
 }
 
-/// Reads a file with a bearer token.
-///
-/// # Errors
-/// It cannot be read or is empty. The text names the file, and nothing in it.
-pub(super) fn read_token(path: &std::path::Path) -> Result<SecretText, TransportError> {
-    let failed = |what: String| {
-        TransportError::new(ErrorKind::Credentials, format!("the token file {}: {what}", path.display()))
-    };
-    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-    let token = text.trim();
-    if token.is_empty() || token.contains(char::is_whitespace) || token.len() > 64 << 10 {
-        return Err(failed("it must hold one token".to_string()));
-    }
-    Ok(SecretText::new(token))
-}
-
-/// Takes user and password out of a URL.
 fn take_userinfo(url: &Url) -> (Url, Option<AuthorizationValue>) {
     let mut bare = url.clone();
-    let decoded = |text: &str| percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned();
-    let user = decoded(url.username());
-    let password = url.password().map(decoded);
-    if user.is_empty() && password.is_none() {
+    if url.username().is_empty() && url.password().is_none() {
         return (bare, None);
     }
     let _ = bare.set_username("");
     let _ = bare.set_password(None);
-    let authorization = AuthorizationValue::basic(&user, &SecretText::new(password.unwrap_or_default()), &bare);
+    let user = percent_decode_str(url.username()).decode_utf8_lossy();
+    let password = percent_decode_str(url.password().unwrap_or_default()).decode_utf8_lossy();
+    let authorization = AuthorizationValue::basic(&user, &SecretText::new(password), &bare);
     (bare, Some(authorization))
 }
 

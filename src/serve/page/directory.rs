@@ -1,9 +1,8 @@
 //! The page of a directory that is not the root of a model.
 
 use super::html::{HtmlPage, has_words, paged};
-use super::query::{PagePlace, PageQuery};
-use crate::content::ReadRequest;
-use crate::fs::{Error, FileKind, Ino, Superblock};
+use super::query::PageRequest;
+use crate::fs::{Error, FileKind, Ino};
 use crate::serve::url;
 use crate::units::{format_size, plural};
 use jiff::Timestamp;
@@ -13,7 +12,6 @@ use std::os::unix::ffi::OsStrExt;
 /// Number of rows on a page.
 const ROWS: usize = 500;
 
-/// A name in a directory.
 pub(super) struct DirectoryRow {
     name: OsString,
     ino: Ino,
@@ -21,14 +19,9 @@ pub(super) struct DirectoryRow {
 }
 
 /// The names in a directory that contain all `words`, in its order.
-pub(super) fn directory_rows(
-    superblock: &Superblock,
-    ino: Ino,
-    words: &[String],
-    wants: &ReadRequest,
-) -> Result<Vec<DirectoryRow>, Error> {
+pub(super) fn directory_rows(asked: &PageRequest, words: &[String]) -> Result<Vec<DirectoryRow>, Error> {
     let mut entries = Vec::new();
-    superblock.readdir(ino, 0, wants, |entry| {
+    asked.superblock.readdir(asked.ino, 0, asked.wants, |entry| {
         let name = entry.name.into_owned();
         if name != "." && name != ".." && has_words(&name.to_string_lossy(), words) {
             entries.push(DirectoryRow { name, ino: entry.ino, kind: entry.kind });
@@ -38,17 +31,8 @@ pub(super) fn directory_rows(
     Ok(entries)
 }
 
-/// Writes a table of entries with links and sizes.
-pub(super) fn directory_table(
-    superblock: &Superblock,
-    entries: &[DirectoryRow],
-    page: &mut HtmlPage,
-    wants: &ReadRequest,
-) -> Result<(), Error> {
-    page.raw(
-        "<table><thead><tr><th scope=\"col\">Name</th><th scope=\"col\" class=\"n\">Modified (UTC)</th>\
-         <th scope=\"col\" class=\"n\">Size</th></tr></thead><tbody>\n",
-    );
+pub(super) fn directory_table(asked: &PageRequest, entries: &[DirectoryRow], page: &mut HtmlPage) -> Result<(), Error> {
+    page.table(&[("Name", false), ("Modified (UTC)", true), ("Size", true)]);
     for DirectoryRow { name, ino, kind } in entries {
         let slash = if *kind == FileKind::Dir { "/" } else { "" };
         let shown = name.to_string_lossy();
@@ -57,10 +41,9 @@ pub(super) fn directory_table(
             page.name(&shown).raw(" <span class=\"dim\">link, not served</span></td><td></td><td></td></tr>\n");
             continue;
         }
-        page.raw("<a href=\"").raw(&url::encode_url(name.as_bytes())).raw(slash).raw("\">").name(&shown).raw(slash);
-        page.raw("</a></td>");
+        page.link(&(url::encode_url(name.as_bytes()) + slash), &format!("{shown}{slash}")).raw("</td>");
         // The facts of a file that cannot be opened now are left out.
-        match superblock.getattr(*ino, wants) {
+        match asked.superblock.getattr(*ino, asked.wants) {
             Ok(attr) => {
                 let time = Timestamp::try_from(attr.mtime).map(|time| time.strftime("%Y-%m-%d %H:%M").to_string());
                 page.number(&time.unwrap_or_default());
@@ -77,23 +60,16 @@ pub(super) fn directory_table(
     Ok(())
 }
 
-/// The page.
-pub(super) fn directory_page(
-    superblock: &Superblock,
-    place: &PagePlace,
-    query: &PageQuery,
-    wants: &ReadRequest,
-) -> Result<String, Error> {
-    let entries = directory_rows(superblock, place.ino, &query.words(), wants)?;
-    let (pages, at) = paged(entries.len(), ROWS, query.page);
-    let shown = &entries[(at * ROWS).min(entries.len())..((at + 1) * ROWS).min(entries.len())];
-    let name = place.name();
-    let mut page = HtmlPage::at(place, &name);
+pub(super) fn directory_page(asked: &PageRequest) -> Result<String, Error> {
+    let entries = directory_rows(asked, &asked.query.words())?;
+    let (pages, at, shown) = paged(&entries, ROWS, asked.query.page);
+    let name = asked.name();
+    let mut page = HtmlPage::at(asked, &name);
     page.raw("<main><h1>").name(&name).raw("</h1>\n");
-    page.filter(query, "part of a name");
+    page.filter(asked, "part of a name");
     page.raw("<section id=\"rows\"><p>").text(&plural(entries.len() as u64, "name")).raw("</p>\n");
-    directory_table(superblock, shown, &mut page, wants)?;
-    page.pages(at, pages, &[("q", &query.q)]);
+    directory_table(asked, shown, &mut page)?;
+    page.pages(at, pages, &[("q", &asked.query.q)]);
     page.raw("</section></main>");
     Ok(page.end())
 }

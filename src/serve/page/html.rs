@@ -1,24 +1,22 @@
 //! The parts that pages share. All text is escaped here.
 
-use super::query::{PagePlace, PageQuery};
+use super::query::PageRequest;
+use crate::model::TensorId;
 use crate::serve::url;
 use crate::text::{printable, shorten};
-use crate::units::grouped;
+use crate::units::{format_size, grouped};
 use std::fmt::{Display, Write};
 
-/// The name of the query parameter for the parts of pages.
 pub const ASSET: &str = "asset";
 
 /// Maximum length of a name in a page, in bytes. Longer ones are cut in the middle.
 pub(super) const NAME_MAX: usize = 160;
 
-/// A page that is being written.
 pub(super) struct HtmlPage {
     html: String,
 }
 
 impl HtmlPage {
-    /// Begins a page.
     pub fn new(title: &str) -> Self {
         let mut page = Self { html: String::with_capacity(16 << 10) };
         page.raw(
@@ -32,23 +30,19 @@ impl HtmlPage {
     }
 
     /// Begins the page of a place, with the path to it.
-    pub fn at(place: &PagePlace, title: &str) -> Self {
+    pub fn at(asked: &PageRequest, title: &str) -> Self {
         let mut page = Self::new(title);
-        page.raw("<nav aria-label=\"Path\"><a href=\"/\" title=\"")
-            .name(place.site)
-            .raw("\">")
-            .name(place.root())
-            .raw("</a>");
+        page.raw("<nav aria-label=\"Path\"><a href=\"/\" title=\"").name(asked.site).raw("\">");
+        page.name(asked.root()).raw("</a>");
         let mut href = String::from("/");
-        for name in place.path {
+        for name in asked.path {
             href = href + &url::encode_url(name) + "/";
-            page.raw(" / <a href=\"").raw(&href).raw("\">").name(&String::from_utf8_lossy(name)).raw("</a>");
+            page.raw(" / ").link(&href, &String::from_utf8_lossy(name));
         }
         page.raw("</nav>\n");
         page
     }
 
-    /// The finished page.
     pub fn end(mut self) -> String {
         self.raw("\n</body></html>\n");
         self.html
@@ -82,7 +76,6 @@ impl HtmlPage {
         self
     }
 
-    /// Adds text of several lines.
     pub fn lines(&mut self, text: &str) -> &mut Self {
         for (at, line) in text.split('\n').enumerate() {
             self.raw(if at == 0 { "" } else { "\n" }).text(line);
@@ -95,6 +88,27 @@ impl HtmlPage {
         self.text(&shorten(name, NAME_MAX))
     }
 
+    pub fn link(&mut self, href: &str, name: &str) -> &mut Self {
+        self.raw("<a href=\"").text(href).raw("\">").name(name).raw("</a>")
+    }
+
+    pub fn tensor_link(&mut self, id: TensorId, name: &str) -> &mut Self {
+        self.link(&format!("?tensor={}", id.index()), shown_name(name))
+    }
+
+    /// Begins a table. The titles of columns of numbers are at the right edge.
+    pub fn table(&mut self, columns: &[(&str, bool)]) -> &mut Self {
+        self.raw("<table><thead><tr>");
+        for (title, is_number) in columns {
+            self.raw("<th scope=\"col\"").raw(if *is_number { " class=\"n\">" } else { ">" }).raw(title).raw("</th>");
+        }
+        self.raw("</tr></thead><tbody>\n")
+    }
+
+    pub fn cell(&mut self, text: &str) -> &mut Self {
+        self.raw("<td>").name(text).raw("</td>")
+    }
+
     /// Adds a cell of a table with a number at its right edge.
     pub fn number(&mut self, text: &str) -> &mut Self {
         self.raw("<td class=\"n\">").text(text).raw("</td>")
@@ -105,7 +119,6 @@ impl HtmlPage {
         if value.is_empty() { self } else { self.facts(name, &[value]) }
     }
 
-    /// Adds a fact with several values to a list.
     pub fn facts(&mut self, name: &str, values: &[impl AsRef<str>]) -> &mut Self {
         if !values.is_empty() {
             self.raw("<dt>").text(name).raw("</dt>");
@@ -116,10 +129,9 @@ impl HtmlPage {
         self
     }
 
-    /// Adds the form with the filter.
-    pub fn filter(&mut self, query: &PageQuery, what: &str) -> &mut Self {
+    pub fn filter(&mut self, asked: &PageRequest, what: &str) -> &mut Self {
         self.raw("<form id=\"filter\" role=\"search\" data-swap=\"rows\"><label>Filter ");
-        self.raw("<input type=\"search\" name=\"q\" value=\"").text(&query.q).raw("\" placeholder=\"").text(what);
+        self.raw("<input type=\"search\" name=\"q\" value=\"").text(&asked.query.q).raw("\" placeholder=\"").text(what);
         self.raw("\" maxlength=\"256\"></label> <button>Show</button></form>\n")
     }
 
@@ -140,14 +152,14 @@ impl HtmlPage {
         if pages <= 1 {
             return self;
         }
-        let href = |page: usize| query_of(parameters, &[("page", &(page + 1).to_string())]);
+        let links = [page, page + 2].map(|page| query_of(parameters, &[("page", &page.to_string())]));
         self.raw("<p class=\"pages\">");
         if page > 0 {
-            self.raw("<a rel=\"prev\" href=\"").text(&href(page - 1)).raw("\">← previous</a> ");
+            self.raw("<a rel=\"prev\" href=\"").text(&links[0]).raw("\">← previous</a> ");
         }
         self.raw("page ").show(page + 1).raw(" of ").text(&grouped(pages as u64));
         if page + 1 < pages {
-            self.raw(" <a rel=\"next\" href=\"").text(&href(page + 1)).raw("\">next →</a>");
+            self.raw(" <a rel=\"next\" href=\"").text(&links[1]).raw("\">next →</a>");
         }
         self.raw("</p>\n")
     }
@@ -165,10 +177,16 @@ pub(super) fn query_of(parameters: &[(&str, &str)], others: &[(&str, &str)]) -> 
     query
 }
 
-/// The number of pages of `len` rows, at least one, and the page `page` or the last one.
-pub(super) fn paged(len: usize, each: usize, page: usize) -> (usize, usize) {
-    let pages = len.div_ceil(each).max(1);
-    (pages, page.min(pages - 1))
+/// The number of pages of `rows`, at least one; the page `page` or the last one; and its rows.
+pub(super) fn paged<T>(rows: &[T], each: usize, page: usize) -> (usize, usize, &[T]) {
+    let pages = rows.len().div_ceil(each).max(1);
+    let page = page.min(pages - 1);
+    (pages, page, &rows[page * each..rows.len().min((page + 1) * each)])
+}
+
+/// A size, and exactly if it is rounded.
+pub(super) fn exact_size(bytes: u64) -> String {
+    if bytes < 1000 { format_size(bytes) } else { format!("{} ({} bytes)", format_size(bytes), grouped(bytes)) }
 }
 
 /// Whether all `words`, which are in lower case, occur in `name`.
@@ -207,9 +225,14 @@ mod tests {
 
     #[test]
     fn last_page_stands_for_all_later_ones() {
-        assert_eq!(paged(0, 200, 5), (1, 0));
-        assert_eq!(paged(200, 200, 1), (1, 0));
-        assert_eq!(paged(201, 200, 1), (2, 1));
-        assert_eq!(paged(201, 200, usize::MAX), (2, 1));
+        let place = |rows, page| {
+            let (pages, page, shown) = paged(&[(); 500][..rows], 200, page);
+            (pages, page, shown.len())
+        };
+        assert_eq!(place(0, 5), (1, 0, 0));
+        assert_eq!(place(200, 1), (1, 0, 200));
+        assert_eq!(place(201, 1), (2, 1, 1));
+        assert_eq!(place(201, usize::MAX), (2, 1, 1));
+        assert_eq!(place(500, 1), (3, 1, 200));
     }
 }

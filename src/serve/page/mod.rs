@@ -8,13 +8,11 @@ mod tensor;
 mod treemap;
 
 pub(super) use html::ASSET;
-pub(super) use query::PagePlace;
+pub(super) use query::{PageQuery, PageRequest};
 
-use crate::content::ReadRequest;
-use crate::fs::{Error, Superblock};
+use crate::fs::Error;
 use crate::model::TensorId;
 use html::HtmlPage;
-use query::PageQuery;
 
 /// The type and the text of a part of the pages: the style sheet, the script or the icon.
 pub(super) fn asset(name: &str) -> Option<(&'static str, &'static str)> {
@@ -27,26 +25,19 @@ pub(super) fn asset(name: &str) -> Option<(&'static str, &'static str)> {
 }
 
 /// The page of a directory. That of the root of a model describes the model, or one of its tensors.
-pub(super) fn render_page(
-    superblock: &Superblock,
-    place: &PagePlace,
-    query: &str,
-    wants: &ReadRequest,
-) -> Result<String, Error> {
-    let query = PageQuery::parse(query);
-    match superblock.model(place.ino, wants)? {
-        None => directory::directory_page(superblock, place, &query, wants),
-        Some(model) => match query.tensor.map(|number| (u32::try_from(number), number)) {
-            None => model::model_page(superblock, place, model, &query, wants),
+pub(super) fn render_page(asked: &PageRequest) -> Result<String, Error> {
+    match asked.superblock.model(asked.ino, asked.wants)? {
+        None => directory::directory_page(asked),
+        Some(model) => match asked.query.tensor.map(|number| (u32::try_from(number), number)) {
+            None => model::model_page(asked, model),
             Some((Ok(_), number)) if model.contains(TensorId::new(number)) => {
-                tensor::tensor_page(superblock, place, model, TensorId::new(number), &query, wants)
+                tensor::tensor_page(asked, model, TensorId::new(number))
             }
             Some(_) => Err(Error::NoEntry),
         },
     }
 }
 
-/// A page about a request that failed.
 pub(super) fn failure_page(title: &str, text: &str) -> String {
     let mut page = HtmlPage::new(title);
     page.raw("<main><h1>").text(title).raw("</h1><p>").text(text).raw("</p><p><a href=\"/\">All files</a></p></main>");

@@ -1,10 +1,9 @@
 //! The page of a model: facts, a map of its bytes, its tensors, its metadata and its files.
 
-use super::html::{HtmlPage, has_words, paged, query_of, shown_name};
-use super::query::{PagePlace, PageQuery};
+use super::html::{HtmlPage, exact_size, has_words, paged, query_of};
+use super::query::PageRequest;
 use super::{directory, treemap};
-use crate::content::ReadRequest;
-use crate::fs::{Error, Superblock};
+use crate::fs::Error;
 use crate::inspect::{QuantizationTotal, TensorBreakdown, TensorTotals};
 use crate::model::{Model, TensorId};
 use crate::natural;
@@ -26,54 +25,45 @@ const VALUE_MAX: usize = 2_000;
 /// Length in bytes from which on a value is folded.
 const FOLDED: usize = 120;
 
-/// A column of the table of tensors.
 struct TensorColumn {
+    /// In lower case, this is the value of the parameter `sort`. With a minus sign before it, the order is reversed.
     title: &'static str,
-    /// The value of the parameter `sort`. With a minus sign before it, the order is reversed.
-    key: &'static str,
     is_number: bool,
     compare: fn(&Model, TensorId, TensorId) -> Ordering,
 }
 
-const COLUMNS: &[TensorColumn] = &[
-    TensorColumn {
-        title: "Name",
-        key: "name",
-        is_number: false,
-        compare: |model, a, b| natural::compare_paths(model.name(a), model.name(b)),
-    },
-    TensorColumn {
-        title: "Dtype",
-        key: "dtype",
-        is_number: false,
-        compare: |model, a, b| model.tensor(a).info.dtype.name().cmp(model.tensor(b).info.dtype.name()),
-    },
-    TensorColumn {
-        title: "Shape",
-        key: "shape",
-        is_number: false,
-        compare: |model, a, b| {
-            let shape = |id| model.tensor(id).info.shape;
-            shape(a).len().cmp(&shape(b).len()).then_with(|| shape(a).cmp(shape(b)))
-        },
-    },
-    TensorColumn {
-        title: "Size",
-        key: "size",
-        is_number: true,
-        compare: |model, a, b| model.tensor(a).info.nbytes().cmp(&model.tensor(b).info.nbytes()),
-    },
-    TensorColumn {
-        title: "Quantization",
-        key: "quantization",
-        is_number: false,
-        compare: |model, a, b| quantization(model, a).cmp(&quantization(model, b)),
-    },
+const COLUMNS: [TensorColumn; 5] = [
+    TensorColumn { title: "Name", is_number: false, compare: compare_names },
+    TensorColumn { title: "Dtype", is_number: false, compare: compare_dtypes },
+    TensorColumn { title: "Shape", is_number: false, compare: compare_shapes },
+    TensorColumn { title: "Size", is_number: true, compare: compare_sizes },
+    TensorColumn { title: "Quantization", is_number: false, compare: compare_quantizations },
 ];
 
-/// How a tensor is quantized, or what it is for another one; empty if it is neither.
+fn compare_names(model: &Model, a: TensorId, b: TensorId) -> Ordering {
+    natural::compare_paths(model.name(a), model.name(b))
+}
+
+fn compare_dtypes(model: &Model, a: TensorId, b: TensorId) -> Ordering {
+    model.tensor(a).info.dtype.name().cmp(model.tensor(b).info.dtype.name())
+}
+
+fn compare_shapes(model: &Model, a: TensorId, b: TensorId) -> Ordering {
+    let [a, b] = [a, b].map(|id| model.tensor(id).info.shape);
+    a.len().cmp(&b.len()).then_with(|| a.cmp(b))
+}
+
+fn compare_sizes(model: &Model, a: TensorId, b: TensorId) -> Ordering {
+    model.tensor(a).info.nbytes().cmp(&model.tensor(b).info.nbytes())
+}
+
+fn compare_quantizations(model: &Model, a: TensorId, b: TensorId) -> Ordering {
+    quantization(model, a).cmp(&quantization(model, b))
+}
+
+/// The quantization of a tensor, or its role for another one; empty if it has neither.
 pub(super) fn quantization(model: &Model, id: TensorId) -> String {
-    let quantized = model.quantized();
+    let quantized = &model.quantized;
     if let Some(weight) = quantized.weight(id) {
         return weight.class.summary();
     }
@@ -81,66 +71,61 @@ pub(super) fn quantization(model: &Model, id: TensorId) -> String {
     owner.map_or_else(String::new, |owner| format!("{} of {}", owner.role(id.index()), model.weight_name(owner)))
 }
 
-/// The page.
-pub(super) fn model_page(
-    superblock: &Superblock,
-    place: &PagePlace,
-    model: &Model,
-    query: &PageQuery,
-    wants: &ReadRequest,
-) -> Result<String, Error> {
-    let name = place.name();
-    let mut page = HtmlPage::at(place, &name);
+pub(super) fn model_page(asked: &PageRequest, model: &Model) -> Result<String, Error> {
+    let name = asked.name();
+    let mut page = HtmlPage::at(asked, &name);
     page.raw("<main><h1>").name(&name).raw("</h1>\n");
-    facts(model, &mut page);
-    treemap::write_treemap(model, &query.prefix, &mut page);
-    tensors(model, query, &mut page);
+    model_facts(model, &mut page);
+    treemap::write_treemap(model, &asked.query.prefix, &mut page);
+    tensors(asked, model, &mut page);
     metadata(model, &mut page);
     page.raw("<section><h2>Files</h2><p>The same files as in a mount.</p>\n");
-    let files = directory::directory_rows(superblock, place.ino, &[], wants)?;
-    directory::directory_table(superblock, &files, &mut page, wants)?;
+    directory::directory_table(asked, &directory::directory_rows(asked, &[])?, &mut page)?;
     page.raw("</section></main>");
     Ok(page.end())
 }
 
-fn facts(model: &Model, page: &mut HtmlPage) {
+fn model_facts(model: &Model, page: &mut HtmlPage) {
     let TensorBreakdown { all, dtypes, quantized, .. } = TensorBreakdown::of(model, model.listed().iter(), 1);
-    let bytes = model.sources().iter().map(|source| source.len()).fold(0, u64::saturating_add);
+    let bytes = model.sources.iter().map(|source| source.len()).fold(0, u64::saturating_add);
     let bits = all.bits_per_weight().filter(|_| !quantized.is_empty());
     let bits = bits.map_or(String::new(), |bits| format!(", {bits:.2} bits each"));
-    let exact = if bytes < 1000 { String::new() } else { format!(" ({} bytes)", grouped(bytes)) };
-    let files = model.shards().len();
-    let part = |name: &str, totals: &TensorTotals, what| {
-        format!("{name}: {} in {}", format_size(totals.nbytes), plural(totals.tensors, what))
-    };
-    let dtypes: Vec<String> = dtypes.iter().take(SHOWN).map(|(name, totals)| part(name, totals, "tensor")).collect();
-    let quantized: Vec<String> = quantized
+    let files = model.shards.len();
+    let dtypes = dtypes.iter().take(SHOWN).map(|(name, totals)| shown_part(name, totals, "tensor"));
+    let quantized = quantized
         .iter()
         .take(SHOWN)
-        .map(|QuantizationTotal { summary, totals, .. }| part(summary, totals, "weight"))
-        .collect();
-    page.raw("<dl>").fact("Format", model.format()).fact("Size", &(format_size(bytes) + &exact));
+        .map(|QuantizationTotal { summary, totals, .. }| shown_part(summary, totals, "weight"));
+    let (dtypes, quantized) = (dtypes.collect::<Vec<_>>(), quantized.collect::<Vec<_>>());
+    page.raw("<dl>").fact("Format", model.format()).fact("Size", &exact_size(bytes));
     if files > 1 {
         page.fact("Files", &grouped(files as u64));
     }
     page.fact("Tensors", &grouped(all.tensors)).fact("Parameters", &(format_count(all.parameters) + &bits));
     page.facts("Dtypes", &dtypes).facts("Quantization", &quantized);
     if model.left_out() > 0 {
-        page.fact("Left out", &grouped(model.left_out() as u64));
+        page.fact("Skipped", &grouped(model.left_out() as u64));
     }
     page.raw("</dl>\n");
 }
 
-fn tensors(model: &Model, query: &PageQuery, page: &mut HtmlPage) {
+fn shown_part(name: &str, totals: &TensorTotals, what: &str) -> String {
+    format!("{name}: {} in {}", format_size(totals.nbytes), plural(totals.tensors, what))
+}
+
+/// Whether the name of a tensor has all of some words, or one word is its dtype.
+fn is_found(model: &Model, id: TensorId, words: &[String]) -> bool {
+    has_words(model.name(id), words)
+        || words.len() == 1 && model.tensor(id).info.dtype.name().eq_ignore_ascii_case(&words[0])
+}
+
+fn tensors(asked: &PageRequest, model: &Model, page: &mut HtmlPage) {
+    let query = &asked.query;
     let words = query.words();
     let listed = model.listed();
-    let matches = |id: &TensorId| {
-        has_words(model.name(*id), &words)
-            || words.len() == 1 && model.tensor(*id).info.dtype.name().eq_ignore_ascii_case(&words[0])
-    };
-    let mut found: Vec<TensorId> = listed.iter().filter(matches).collect();
+    let mut found: Vec<TensorId> = listed.iter().filter(|id| is_found(model, *id, &words)).collect();
     let (is_reversed, key) = query.sort.strip_prefix('-').map_or((false, &query.sort[..]), |key| (true, key));
-    let sorted = COLUMNS.iter().find(|column| column.key == key);
+    let sorted = COLUMNS.iter().find(|column| column.title.to_lowercase() == key);
     if let Some(column) = sorted {
         // Equal tensors stay in the order of the model.
         threads::sort_by(&mut found, |a, b| {
@@ -148,22 +133,20 @@ fn tensors(model: &Model, query: &PageQuery, page: &mut HtmlPage) {
             (if is_reversed { order.reverse() } else { order }).then(a.index().cmp(&b.index()))
         });
     }
-    let (pages, at) = paged(found.len(), ROWS, query.page);
-    let shown = &found[(at * ROWS).min(found.len())..((at + 1) * ROWS).min(found.len())];
+    let (pages, at, shown) = paged(&found, ROWS, query.page);
     page.raw("<section id=\"tensors\"><h2>Tensors</h2>\n");
-    page.filter(query, "part of a name, or a dtype").raw("<div id=\"rows\">");
-    page.kept(&[("sort", &query.sort), ("prefix", &query.prefix)])
-        .raw("<p>")
-        .text(&plural(found.len() as u64, "tensor"));
+    page.filter(asked, "part of a name, or a dtype").raw("<div id=\"rows\">");
+    page.kept(&[("sort", &query.sort), ("prefix", &query.prefix)]);
+    page.raw("<p>").text(&plural(found.len() as u64, "tensor"));
     if !words.is_empty() {
         page.raw(" of ").text(&grouped(listed.len() as u64));
     }
     page.raw("</p>\n<div class=\"wide\"><table><thead><tr>");
-    for column in COLUMNS {
-        let is_sorted = sorted.is_some_and(|sorted| sorted.key == column.key);
+    for column in &COLUMNS {
+        let is_sorted = sorted.is_some_and(|sorted| sorted.title == column.title);
         // The first click on a column of numbers shows the largest.
         let is_descending = if is_sorted { !is_reversed } else { column.is_number };
-        let key = format!("{}{}", if is_descending { "-" } else { "" }, column.key);
+        let key = format!("{}{}", if is_descending { "-" } else { "" }, column.title.to_lowercase());
         let state = match (is_sorted, is_reversed) {
             (false, _) => "",
             (true, false) => " aria-sort=\"ascending\"",
@@ -176,13 +159,9 @@ fn tensors(model: &Model, query: &PageQuery, page: &mut HtmlPage) {
     page.raw("</tr></thead><tbody>\n");
     for id in shown {
         let tensor = model.tensor(*id).info;
-        page.raw("<tr><td><a href=\"?tensor=")
-            .show(id.index())
-            .raw("\">")
-            .name(shown_name(tensor.name))
-            .raw("</a></td><td>");
-        page.name(tensor.dtype.name()).raw("</td><td>").name(&brackets(tensor.shape)).raw("</td>");
-        page.number(&format_size(tensor.nbytes())).raw("<td>").name(&quantization(model, *id)).raw("</td></tr>\n");
+        page.raw("<tr><td>").tensor_link(*id, tensor.name).raw("</td>").cell(tensor.dtype.name());
+        page.cell(&brackets(tensor.shape)).number(&format_size(tensor.nbytes()));
+        page.cell(&quantization(model, *id)).raw("</tr>\n");
     }
     page.raw("</tbody></table></div>\n");
     let parameters = [("q", &query.q[..]), ("sort", &query.sort), ("prefix", &query.prefix)];
@@ -200,11 +179,8 @@ fn metadata(model: &Model, page: &mut HtmlPage) {
         page.raw("<dt>").name(key).raw("</dt><dd>");
         if text.len() > FOLDED {
             let summary: String = text.chars().take(FOLDED / 2).collect();
-            page.raw("<details><summary>")
-                .text(&summary)
-                .raw("…</summary><pre>")
-                .lines(&text)
-                .raw("</pre></details></dd>");
+            page.raw("<details><summary>").text(&summary).raw("…</summary><pre>").lines(&text);
+            page.raw("</pre></details></dd>");
         } else {
             page.text(&text).raw("</dd>");
         }
@@ -216,19 +192,14 @@ fn metadata(model: &Model, page: &mut HtmlPage) {
     page.raw("</section>\n");
 }
 
-/// The tensors before and after one.
 pub(super) fn neighbours(model: &Model, id: TensorId) -> (Option<TensorId>, Option<TensorId>) {
     let listed = model.listed();
     // Numbers of listed tensors ascend.
-    let position = {
-        let (mut low, mut high) = (0, listed.len());
-        while low < high {
-            let middle = low + (high - low) / 2;
-            if listed.at(middle).index() < id.index() { low = middle + 1 } else { high = middle }
-        }
-        low
-    };
-    let at = |position: Option<usize>| position.filter(|at| *at < listed.len()).map(|at| listed.at(at));
-    let is_there = at(Some(position)) == Some(id);
-    (at(position.checked_sub(1)), at(Some(position + usize::from(is_there))))
+    let (mut low, mut high) = (0, listed.len());
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if listed.at(middle).index() < id.index() { low = middle + 1 } else { high = middle }
+    }
+    let before = low.checked_sub(1).map(|at| listed.at(at));
+    (before, (low..listed.len()).map(|at| listed.at(at)).find(|other| *other != id))
 }

@@ -1,19 +1,20 @@
-//! The place of a page and the parameters in its URL.
+//! A request for a page, and the parameters in its URL.
 
-use crate::fs::Ino;
+use crate::content::ReadRequest;
+use crate::fs::{Ino, Superblock};
 use crate::serve::url;
 
-/// The place of a page.
-pub struct PagePlace<'p> {
-    /// The source of the server.
+pub struct PageRequest<'p> {
+    pub superblock: &'p Superblock,
     pub site: &'p str,
-    /// The path of the directory.
+    /// The path of the directory, and its inode number.
     pub path: &'p [Vec<u8>],
-    /// Its inode number.
     pub ino: Ino,
+    pub query: PageQuery,
+    pub wants: &'p ReadRequest<'p>,
 }
 
-impl PagePlace<'_> {
+impl PageRequest<'_> {
     /// The name of the last directory, or of the source.
     pub fn name(&self) -> String {
         self.path.last().map_or_else(|| self.root().to_owned(), |name| String::from_utf8_lossy(name).into_owned())
@@ -27,7 +28,7 @@ impl PagePlace<'_> {
 
 /// The parameters of a page that are understood. What is not understood has its default.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct PageQuery {
+pub struct PageQuery {
     /// Words that must occur in names.
     pub q: String,
     pub sort: String,
@@ -35,8 +36,8 @@ pub(super) struct PageQuery {
     pub page: usize,
     pub prefix: String,
     pub tensor: Option<usize>,
-    /// Whether figures are computed even if that takes long.
-    pub figures: bool,
+    /// Whether statistics are computed even if that takes long.
+    pub statistics: bool,
 }
 
 /// Maximum length of the words to look for, in characters. More than a person types.
@@ -52,7 +53,6 @@ pub(super) const PREFIX_MAX: usize = 1024;
 const SORT_MAX: usize = 32;
 
 impl PageQuery {
-    /// Parses the query of a URL. Unknown parameters and invalid values are ignored.
     pub fn parse(query: &str) -> Self {
         let mut parsed = Self::default();
         for (name, value) in url::parameters(query) {
@@ -62,7 +62,7 @@ impl PageQuery {
                 "page" => parsed.page = value.parse().unwrap_or(1_usize).saturating_sub(1),
                 "prefix" if value.len() <= PREFIX_MAX => parsed.prefix = value,
                 "tensor" => parsed.tensor = value.parse().ok(),
-                "figures" => parsed.figures = true,
+                "statistics" => parsed.statistics = true,
                 _ => {}
             }
         }
@@ -84,8 +84,8 @@ mod tests {
         let page = |text: &str| PageQuery::parse(&format!("page={text}")).page;
         let pages = ["", "0", "1", "2", "-1", "x", "18446744073709551615", "18446744073709551616"].map(page);
         assert_eq!(pages, [0, 0, 0, 1, 0, 0, usize::MAX - 1, 0]);
-        assert_eq!(PageQuery::parse("tensor=x&sort=%00&other=1&figures").tensor, None);
-        assert!(PageQuery::parse("figures").figures);
+        assert_eq!(PageQuery::parse("tensor=x&sort=%00&other=1&statistics").tensor, None);
+        assert!(PageQuery::parse("statistics").statistics);
         let long = PageQuery::parse(&format!("q={}&prefix={}", "%C3%A9+".repeat(5000), "a".repeat(PREFIX_MAX + 1)));
         assert_eq!((long.q.chars().count(), long.words().len(), long.prefix.len()), (WORDS_MAX, WORDS, 0));
     }

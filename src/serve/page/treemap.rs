@@ -36,8 +36,7 @@ const COMPONENTS_MAX: usize = 16;
 /// Tensors whose names begin with the same components.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct TensorGroup<'m> {
-    /// The component in which the groups of a level differ; the whole rest of the name of a single tensor. Empty for
-    /// the group of the rest.
+    /// The component in which the groups of a level differ; the rest of the name of a single tensor; else empty.
     name: &'m str,
     /// The common prefix of all names, without a dot at its end.
     prefix: &'m str,
@@ -46,7 +45,6 @@ struct TensorGroup<'m> {
     is_rest: bool,
 }
 
-/// A rectangle.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct MapArea {
     x: f64,
@@ -57,8 +55,8 @@ struct MapArea {
 
 /// Writes the map of the tensors whose names begin with the components of `prefix`; of all if it is empty.
 pub(super) fn write_treemap(model: &Model, prefix: &str, page: &mut HtmlPage) {
-    let below = |id: &TensorId| prefix.is_empty() || is_below(model.name(*id), prefix);
-    let mut tensors: Vec<TensorId> = model.listed().iter().filter(below).collect();
+    let listed = model.listed().iter();
+    let mut tensors: Vec<_> = listed.filter(|id| prefix.is_empty() || is_below(model.name(*id), prefix)).collect();
     let mut start = if prefix.is_empty() { 0 } else { prefix.len() + 1 };
     if tensors.is_empty() {
         (tensors, start) = (model.listed().iter().collect(), 0);
@@ -94,7 +92,7 @@ fn group_path(prefix: &str, page: &mut HtmlPage) {
     let mut begin = 0;
     for end in ends.take(COMPONENTS_MAX).take_while(|end| *end <= PREFIX_MAX) {
         let (name, here) = (&prefix[begin..end], &prefix[..end]);
-        page.raw(" . <a href=\"").text(&query_of(&[("prefix", here)], &[])).raw("#map\">").name(name).raw("</a>");
+        page.raw(" . ").link(&(query_of(&[("prefix", here)], &[]) + "#map"), name);
         begin = end + 1;
     }
     if begin <= prefix.len() {
@@ -102,7 +100,6 @@ fn group_path(prefix: &str, page: &mut HtmlPage) {
     }
 }
 
-/// A map that is being written.
 struct TreeMap<'m, 'p> {
     model: &'m Model,
     /// The bytes of all tensors in the map.
@@ -141,38 +138,34 @@ impl TreeMap<'_, '_> {
             _ => shown_name(group.name),
         };
         let href = match group.tensors[..] {
-            _ if group.is_rest => String::new(),
-            [tensor] => format!("?tensor={}", tensor.index()),
-            _ if group.prefix.len() > PREFIX_MAX => String::new(),
-            _ => query_of(&[("prefix", group.prefix)], &[]) + "#map",
+            _ if group.is_rest || group.tensors.len() > 1 && group.prefix.len() > PREFIX_MAX => None,
+            [tensor] => Some(format!("?tensor={}", tensor.index())),
+            _ => Some(query_of(&[("prefix", group.prefix)], &[]) + "#map"),
         };
         let share = 100.0 * group.nbytes as f64 / self.all as f64;
+        let size = format_size(group.nbytes);
         let page = &mut *self.page;
-        page.raw(if href.is_empty() { "<g>" } else { "<a href=\"" });
-        if !href.is_empty() {
-            page.text(&href).raw("\">");
-        }
-        page.raw("<title>").name(name).raw(": ").text(&format_size(group.nbytes));
+        match &href {
+            Some(href) => page.raw("<a href=\"").text(href).raw("\">"),
+            None => page.raw("<g>"),
+        };
+        page.raw("<title>").name(name).raw(": ").text(&size);
         page.show(format_args!(", {share:.1} %")).raw(" in ").text(&plural(group.tensors.len() as u64, "tensor"));
         page.raw("</title><rect class=\"c").show(colour).raw(if is_divided { " outer\" " } else { "\" " });
         page.show(format_args!("x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\"/>"));
         // The text must fit into the area.
         let room = ((width - 8.0) / CHARACTER).max(0.0) as usize;
-        let label = format_size(group.nbytes);
-        let (left, first) = (x + 4.0, y + LINE - 2.0);
-        if is_divided {
-            let text = format!("{name}  {label}");
-            let text = if text.chars().count() <= room { text } else { fitted(name, room) };
+        let (left, first, second) = (x + 4.0, y + LINE - 2.0, y + 2.0 * LINE - 2.0);
+        if is_divided || room >= 3.min(name.chars().count()) && height > LINE + 2.0 {
+            let both = format!("{name}  {size}");
+            let text = if is_divided && both.chars().count() <= room { both } else { fitted(name, room) };
             page.show(format_args!("<text x=\"{left:.1}\" y=\"{first:.1}\">")).text(&text).raw("</text>");
-        } else if room >= 3.min(name.chars().count()) && height > LINE + 2.0 {
-            page.show(format_args!("<text x=\"{left:.1}\" y=\"{first:.1}\">")).text(&fitted(name, room)).raw("</text>");
-            if height > 2.0 * LINE + 2.0 && label.len() <= room {
-                let second = first + LINE;
+            if !is_divided && height > 2.0 * LINE + 2.0 && size.len() <= room {
                 page.show(format_args!("<text class=\"dim\" x=\"{left:.1}\" y=\"{second:.1}\">"));
-                page.text(&label).raw("</text>");
+                page.text(&size).raw("</text>");
             }
         }
-        page.raw(if href.is_empty() { "</g>\n" } else { "</a>\n" });
+        page.raw(if href.is_none() { "</g>\n" } else { "</a>\n" });
         if is_divided {
             let inner = MapArea { x: x + 3.0, y: y + LINE + 3.0, width: width - 6.0, height: height - LINE - 6.0 };
             self.divide(&group.tensors, start, inner, levels - 1, Some(colour));
@@ -230,7 +223,7 @@ fn tensor_groups<'m>(model: &'m Model, tensors: &[TensorId], start: usize) -> Ve
     groups
 }
 
-/// Where the components begin in which the names of several tensors differ. All names are equal before `start`. This
+/// The start of the components in which the names of several tensors differ. All names are equal before `start`. This
 /// reads each name once, however many components it has.
 fn common(model: &Model, tensors: &[TensorId], start: usize) -> usize {
     let [first, others @ ..] = tensors else { return start };
@@ -259,16 +252,8 @@ fn squarify(weights: &[f64], mut area: MapArea) -> Vec<MapArea> {
     while !rest.is_empty() {
         // Rectangles are added along the shorter side as long as the longest of them becomes less oblong.
         let (side, scale) = (area.width.min(area.height), area.width * area.height / left);
-        let worst = |row: &[f64]| {
-            let sum: f64 = row.iter().sum::<f64>() * scale;
-            let ratio = |weight: &f64| {
-                let own = weight * scale;
-                (side * side * own / (sum * sum)).max(sum * sum / (side * side * own))
-            };
-            row.iter().map(ratio).fold(0.0, f64::max)
-        };
         let mut count = 1;
-        while count < rest.len() && worst(&rest[..=count]) <= worst(&rest[..count]) {
+        while count < rest.len() && oblong(&rest[..=count], side, scale) <= oblong(&rest[..count], side, scale) {
             count += 1;
         }
         let (row, later) = rest.split_at(count);
@@ -293,6 +278,13 @@ fn squarify(weights: &[f64], mut area: MapArea) -> Vec<MapArea> {
         rest = later;
     }
     areas
+}
+
+/// The largest ratio of the sides of rectangles in a row along `side`. `scale` is the area of one unit of weight.
+fn oblong(row: &[f64], side: f64, scale: f64) -> f64 {
+    let depth = row.iter().sum::<f64>() * scale / side;
+    let lengths = row.iter().map(|weight| weight * scale / depth);
+    lengths.map(|length| (length / depth).max(depth / length)).fold(0.0, f64::max)
 }
 
 #[cfg(test)]

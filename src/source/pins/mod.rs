@@ -24,7 +24,7 @@ pub use reader::{MissingBlocks, PinnedBlocks, PinnedReader, data};
 pub const BLOCK: u64 = 64 << 10;
 
 /// A state of a block, as a bit: the file has its bytes.
-pub const PRESENT: u8 = 1;
+pub const PRESENT: u16 = 1;
 
 /// A state of a block, as a bit: reading the block is reported to the owner, which then fetches what follows.
-pub const TRIGGER: u8 = 2;
+pub const TRIGGER: u16 = 2;

@@ -14,7 +14,7 @@ pub fn data(descriptor: OwnedFd, len: u64) -> Result<File, PinsError> {
     let file = File::from(descriptor);
     match file.metadata() {
         Ok(found) if found.is_file() && found.len() >= len => Ok(file),
-        _ => Err(PinsError::NotTheData { expected: len }),
+        _ => Err(PinsError(format!("not a file of {len} bytes"))),
     }
 }
 
@@ -39,52 +39,43 @@ impl PinnedReader {
     }
 
     /// Pins the blocks of the bytes `range`. The bytes may be read as long as the result exists. What is past the end
-    /// of the file is ignored.
-    ///
-    /// Takes no lock, and allocates nothing.
+    /// of the file is ignored. Takes no lock, and allocates nothing.
     pub fn pin(self: &Arc<Self>, range: Range<u64>) -> Result<PinnedBlocks, MissingBlocks> {
         let end = range.end.div_ceil(BLOCK).min(self.blocks);
         let blocks = (range.start / BLOCK).min(end)..end;
-        MissingBlocks { blocks, pins: ReadPins { reader: self.clone(), blocks: 0..0 } }.retry()
+        MissingBlocks { blocks, pins: PinnedBlocks { reader: self.clone(), blocks: 0..0 } }.retry()
     }
 }
 
-/// Pins, which are removed on drop.
-#[derive(Debug)]
-struct ReadPins {
-    reader: Arc<PinnedReader>,
-    blocks: Range<u64>,
-}
-
-impl Drop for ReadPins {
-    fn drop(&mut self) {
-        self.reader.marks.unpin(self.blocks.clone());
-    }
-}
-
-/// Blocks that are present and stay so as long as this exists.
+/// Blocks that are pinned until this is dropped. If they are present, they stay so.
 #[derive(Debug)]
 #[must_use = "the blocks may be evicted as soon as this is dropped"]
 pub struct PinnedBlocks {
-    pins: ReadPins,
+    reader: Arc<PinnedReader>,
+    blocks: Range<u64>,
 }
 
 impl PinnedBlocks {
     /// Whether one of the blocks is a trigger. If so, report the read to the owner.
     pub fn has_trigger(&self) -> bool {
-        self.pins.reader.present.has_trigger(self.pins.blocks.clone())
+        self.reader.present.has_trigger(self.blocks.clone())
     }
 }
 
-/// Blocks of which some are absent. Those that are present, or become present, stay so as long as this exists.
-///
-/// Keep it while the owner fetches the rest, then call [`MissingBlocks::retry`]. Dropping it cancels the read.
+impl Drop for PinnedBlocks {
+    fn drop(&mut self) {
+        self.reader.marks.unpin(self.blocks.clone());
+    }
+}
+
+/// Blocks of which some are absent. Those that are present, or become present, stay so as long as this exists. Keep it
+/// while the owner fetches the rest, then call [`MissingBlocks::retry`]. Dropping it cancels the read.
 #[derive(Debug)]
 #[must_use = "what is fetched for this read may be evicted as soon as this is dropped"]
 pub struct MissingBlocks {
     blocks: Range<u64>,
     /// Pins of all blocks, or of none if one block has too many pins.
-    pins: ReadPins,
+    pins: PinnedBlocks,
 }
 
 impl MissingBlocks {
@@ -107,12 +98,12 @@ impl MissingBlocks {
         // The bytes are read after the states. The owner has written the bytes before the states.
         fence(Ordering::Acquire);
         self.pins.reader.marks.set_used(self.blocks);
-        Ok(PinnedBlocks { pins: self.pins })
+        Ok(self.pins)
     }
 
     /// Whether all blocks are pinned and present.
     fn are_present(&mut self) -> bool {
-        let ReadPins { reader, blocks: pinned } = &mut self.pins;
+        let PinnedBlocks { reader, blocks: pinned } = &mut self.pins;
         if *pinned != self.blocks {
             if !reader.marks.pin(self.blocks.clone()) {
                 return false;

@@ -73,3 +73,28 @@ fn what_is_wrong_with_a_url_is_found_with_a_remedy() {
         assert!(!said.out.contains(secret) && !said.err.contains(secret), "{said:?}");
     }
 }
+
+/// Nobody listens on port 1 of this machine, and no name ends in `.invalid` (RFC 2606). The usual time limit of
+/// requests is a minute.
+#[test]
+fn without_a_network_commands_fail_soon_and_say_what_they_wait_for() {
+    require_fuse!();
+    let client = Client::new();
+    for url in ["http://127.0.0.1:1/m.safetensors", "https://host.invalid/m.safetensors"] {
+        for command in ["inspect", "ls", "check", "doctor"] {
+            let said = client.sh(&format!("timeout 20 weightfs {command} {url}"));
+            assert!([1, 2].contains(&said.code), "{command} {url}: {said:?}");
+            assert!((said.out + &said.err).contains("cannot connect"), "{command} {url}");
+        }
+    }
+    let shown = client.sh("script --quiet --command 'weightfs ls http://127.0.0.1:1/m.safetensors' /dev/null").out;
+    assert!(shown.contains("connecting to 127.0.0.1:1 ... (attempt "), "{shown:?}");
+    // The line is erased before the error is printed.
+    let (before, error) = shown.split_once("weightfs: ").unwrap();
+    assert!(before.ends_with("\u{1b}[2K") || before.ends_with('\r'), "{shown:?}");
+    assert!(error.contains("cannot connect"), "{shown:?}");
+
+    // The checks of this machine are printed before the network is asked.
+    let shown = client.sh("{ timeout 1 weightfs doctor http://127.0.0.1:1/m.safetensors; } | head -n 5").out;
+    assert!(shown.contains("seccomp"), "{shown:?}");
+}

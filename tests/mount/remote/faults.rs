@@ -114,6 +114,8 @@ fn refusals_are_errors_with_a_remedy() {
         ("down/", "--timeout 1", "503"),
         ("drop/", "--timeout 1", "m.safetensors: "),
         ("busy/", "--timeout 1", "429"),
+        // 100 bytes a second.
+        ("drip/", "--timeout 2", "the server sent no more than"),
     ];
     for (place, args, expected) in table {
         let url = nginx.url(&format!("{place}m.safetensors"));

@@ -122,6 +122,36 @@ fn half_of_the_disk_is_used_by_default() {
     drop(disk);
 }
 
+/// The directory of blocks in memory, which is removed at the end.
+struct InMemory;
+
+impl Drop for InMemory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all("/dev/shm/weightfs-0");
+    }
+}
+
+#[test]
+fn model_is_read_without_a_cache_if_its_disk_is_too_small() {
+    require_fuse!();
+    let client = Client::new();
+    let bytes = client.one("models/m.safetensors", 40 << 20, 1);
+    let nginx = web(&client, "models");
+    let (disk, _in_memory) = (Disk(client.scene.mkdir("bin/cache")), InMemory);
+    client.ok("mount -t tmpfs -o size=3m,mode=755 tmpfs bin/cache");
+    let mount = client.mount(&nginx.url("m.safetensors"), &["--threads", "8"]);
+    std::thread::scope(|scope| {
+        let readers = [(); 4].map(|()| scope.spawn(|| assert!(mount.read("tensors/w") == bytes)));
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+    });
+    let log = mount.log();
+    assert!(log.lines().count() == 1 && log.contains("the disk is too small for a cache"), "{log}");
+    drop(mount);
+    client.scene.wait_for_end();
+    assert_eq!(client.ok("ls bin/cache; ls /dev/shm/weightfs-0/objects"), "");
+    drop(disk);
+}
+
 #[test]
 fn file_that_is_too_large_for_the_cache_is_named_once() {
     let client = Client::new();

@@ -5,6 +5,7 @@ mod doctor;
 mod faults;
 mod limits;
 mod quantized;
+mod redirects;
 mod secrets;
 mod sources;
 mod status;

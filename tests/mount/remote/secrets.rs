@@ -5,6 +5,8 @@ use crate::servers::nginx::{PASSWORD, TOKEN};
 use crate::support::{Mount, require_fuse};
 use nix::unistd::Pid;
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -139,4 +141,68 @@ fn command_line_of_a_waiting_command_shows_no_secret() {
     child.wait().unwrap();
     assert!(shown.contains("weightfs inspect http://") && shown.contains("weightfs-fetch"), "{shown}");
     assert!(!shown.contains(PASSWORD) && !shown.contains("QUERY-91"), "{shown}");
+}
+
+/// The memory that a process can read without zeros, its environment and its command line.
+fn inside(pid: Pid) -> String {
+    let memory = fs::File::open(format!("/proc/{pid}/mem")).unwrap();
+    let mut found = [in_proc(pid, "environ"), in_proc(pid, "cmdline")].concat();
+    for line in String::from_utf8(in_proc(pid, "maps")).unwrap().lines().filter(|line| line.contains(" r")) {
+        let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).unwrap());
+        let mut part = vec![0; (end - start) as usize];
+        // Pages of the kernel and of sparse files cannot be read.
+        if memory.read_exact_at(&mut part, start).is_ok() {
+            found.extend(part.into_iter().filter(|byte| *byte != 0));
+        }
+    }
+    String::from_utf8_lossy(&found).into_owned()
+}
+
+#[test]
+fn only_the_process_that_fetches_has_secrets() {
+    require_fuse!();
+    let mut client = Client::new();
+    client.one("models/m.safetensors", 1 << 20, 1);
+    client.scene.mkdir("mnt");
+    let nginx = web(&client, "models");
+    let secrets = ["TOKEN-4c1f", "SECRET-9d02", "SESSION-31aa", "PROXY-55e8", "QUERY-91b7", "PASSWORD-0f6e"];
+    for (name, secret) in
+        ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "FTP_PROXY"].into_iter().zip(secrets)
+    {
+        client.set(name, secret);
+    }
+    let url = format!("{}?sig={}", nginx.url("m.safetensors").replace("://", "://me:PASSWORD-0f6e@"), secrets[4]);
+    for (source, is_remote) in [(&*url, true), ("models/m.safetensors", false)] {
+        for is_mount in [true, false] {
+            let serving = if is_mount {
+                client.ok(&format!("weightfs '{source}' mnt && cat mnt/tensors/w >/dev/null"));
+                None
+            } else {
+                let mut serve = client.command("weightfs");
+                let mut serve = serve.args(["serve", "--port", "0", source]).stdout(Stdio::piped()).spawn().unwrap();
+                BufReader::new(serve.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
+                Some(serve)
+            };
+            let readers = [client.scene.daemons(), client.scene.unmounters()].concat();
+            assert_eq!((readers.len(), client.scene.fetchers().len()), (1 + usize::from(is_mount), is_remote.into()));
+            for pid in readers {
+                let found = inside(pid);
+                assert!(found.contains("m.safetensors") || client.scene.unmounters().contains(&pid));
+                let leaked: Vec<&&str> = secrets.iter().filter(|secret| found.contains(**secret)).collect();
+                assert!(leaked.is_empty(), "{source} {is_mount} {pid}: {leaked:?}");
+            }
+            for pid in client.scene.fetchers() {
+                let (found, shown) = (inside(pid), in_proc(pid, "cmdline"));
+                assert!(secrets.iter().all(|secret| found.contains(*secret) && !contains(&shown, secret)));
+            }
+            match serving {
+                None => drop(client.ok("weightfs umount mnt")),
+                Some(mut serve) => serve.kill().and_then(|()| serve.wait()).map(drop).unwrap(),
+            }
+            client.scene.wait_for_end();
+        }
+    }
+    let log: String = nginx.log().concat().concat();
+    assert!(log.contains("sig=QUERY-91b7"), "{log}");
 }

@@ -341,3 +341,17 @@ fn source_that_changes_gives_errors_and_the_server_goes_on() {
     assert!(changed.status >= 400 && changed.text().contains("<!doctype html>"), "{}", changed.status);
     assert_eq!(server.get("").status, 200);
 }
+
+#[test]
+fn no_page_quotes_a_broken_model_that_a_link_leads_to() {
+    let scene = Scene::new();
+    scene.ok("mkdir m && echo 'root:secret and more words' >secret && ln -s ../secret m/a.safetensors");
+    scene.ok("cp secret m/b.safetensors");
+    let server = Server::new(&scene, "m", &[]);
+    let said = |path: &str| server.get(path).text();
+    assert!(said("b.error.txt").contains("root:secret"), "{}", said("b.error.txt"));
+    for path in ["a.error.txt", "", "a"] {
+        assert!(!said(path).contains("root:secret"), "{path}: {}", said(path));
+    }
+    assert!(said("a.error.txt").contains("a link leads to it"), "{}", said("a.error.txt"));
+}

@@ -31,6 +31,9 @@ fn idle_connections_do_not_shut_out_others() {
     };
     let idle: Vec<_> = (0..400).map(connect).collect();
     assert!(server.get("tensors/t").body == pattern(1000));
+    // A thread that is idle lives for ten seconds more.
+    let threads = std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap().count();
+    assert!(threads < 40, "{threads} threads");
     drop(idle);
     assert_eq!(server.get("").status, 200);
 }

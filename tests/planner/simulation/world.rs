@@ -9,6 +9,7 @@ use std::time::Duration;
 use weightfs::remote::planner::{
     BLOCK, HostId, ObjectId, PartFailure, PartId, Planner, PlannerAction, PlannerEvent, PlannerLimits, TicketId,
 };
+use weightfs::source::FetchFailure;
 
 struct Running {
     reader: Reader,
@@ -207,6 +208,8 @@ impl World {
 
     fn fail(&mut self, part: PartId, retry_after: Option<Duration>) {
         self.parts.remove(&part);
-        self.planner.handle(self.now, PlannerEvent::Failed { part, failure: PartFailure::Transient { retry_after } });
+        let failure = FetchFailure::transient("the connection broke");
+        let failure = PartFailure { failure, retry: Some(retry_after.unwrap_or_default()) };
+        self.planner.handle(self.now, PlannerEvent::Failed { part, failure });
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Source: the JSON schema and `SafetensorsBatchWrite.scala` of `github.com/SemyonSinchenko/safetensors-spark`.
 
-use crate::model::error::SetError;
+use crate::model::error::json_fault;
 use crate::model::ids::{ShardId, TensorId};
 use crate::model::quiet::QuietValue;
 use crate::model::table::Model;
@@ -11,13 +11,11 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::HashMap;
 
-/// Maximum number of remarks of a kind.
 const REMARKS_MAX: usize = 1000;
 
 /// A shard in the order of the manifest: its name, and the index of its file if that could be opened.
 pub(super) type ListedShard<'n> = (&'n str, Option<usize>);
 
-/// The fields of a manifest that are used.
 #[derive(Deserialize)]
 pub(super) struct DatasetManifest<'t> {
     pub format_version: String,
@@ -30,7 +28,6 @@ pub(super) struct DatasetManifest<'t> {
     pub shards: QuietValue<Vec<QuietValue<ManifestShard>>>,
 }
 
-/// A shard in the manifest.
 #[derive(Deserialize)]
 pub(super) struct ManifestShard {
     /// Relative to the manifest.
@@ -46,18 +43,15 @@ pub(super) struct ManifestShard {
 struct SchemaTensor {
     dtype: String,
     shape: QuietValue<Vec<QuietValue<u64>>>,
-    /// Whether a tensor has the name.
     #[serde(skip)]
     is_found: bool,
-    /// Whether a difference was reported.
     #[serde(skip)]
     differs: bool,
 }
 
-/// Reads a manifest.
-pub(super) fn read_manifest(text: &[u8]) -> Result<DatasetManifest<'_>, SetError> {
+pub(super) fn read_manifest(text: &[u8]) -> Result<DatasetManifest<'_>, String> {
     let manifest: Result<QuietValue<DatasetManifest>, _> = serde_json::from_slice(text);
-    Ok(manifest.map_err(|error| SetError::json("dataset manifest", &error))?.0)
+    Ok(manifest.map_err(|error| json_fault("dataset manifest", &error))?.0)
 }
 
 /// Compares the files with the manifest. Nothing is left out because of a difference: the headers take precedence.
@@ -103,13 +97,12 @@ fn compare_counts(
     }
     let DatasetManifest { total_samples, total_bytes, shards, .. } = manifest;
     remarks.truncate(REMARKS_MAX);
-    let sum = |part: fn(&ManifestShard) -> u64| {
-        shards.0.iter().map(|QuietValue(listed)| part(listed)).fold(0, u64::saturating_add)
-    };
-    for (key, stated, sum) in [
-        ("total_samples", total_samples, sum(|shard| shard.samples_count.0)),
-        ("total_bytes", total_bytes, sum(|shard| shard.bytes.0)),
-    ] {
+    let (mut samples, mut bytes) = (0u64, 0u64);
+    for QuietValue(shard) in &shards.0 {
+        samples = samples.saturating_add(shard.samples_count.0);
+        bytes = bytes.saturating_add(shard.bytes.0);
+    }
+    for (key, stated, sum) in [("total_samples", total_samples, samples), ("total_bytes", total_bytes, bytes)] {
         if let Some(QuietValue(stated)) = stated.as_ref().filter(|stated| stated.0 != sum) {
             remarks.push(format!("{key} is {stated} in the manifest, and its shards add up to {sum}"));
         }
@@ -121,7 +114,7 @@ fn compare_counts(
 fn compare_schema(model: &Model, is_joined: bool, is_complete: bool, schema: &RawValue, remarks: &mut Vec<String>) {
     let mut schema: HashMap<String, QuietValue<SchemaTensor>> = match serde_json::from_str(schema.get()) {
         Ok(QuietValue(schema)) => schema,
-        Err(error) => return remarks.push(SetError::json("schema in the manifest", &error).to_string()),
+        Err(error) => return remarks.push(json_fault("schema in the manifest", &error)),
     };
     let skipped = usize::from(is_joined);
     let (mut absent, mut first_absent, mut found) = (0, None, Vec::new());
@@ -151,18 +144,22 @@ fn compare_schema(model: &Model, is_joined: bool, is_complete: bool, schema: &Ra
         }
     }
     remarks.extend(found);
-    let names = |count: usize, first: &str| match count {
-        1 => quote(first),
-        2 => format!("{} and another tensor", quote(first)),
-        more => format!("{} and {} other tensors", quote(first), more - 1),
-    };
     if let Some(first) = first_absent {
-        remarks.push(format!("the schema in the manifest does not have {}", names(absent.max(1), first)));
+        remarks.push(format!("the schema in the manifest does not have {}", first_of(absent.max(1), first)));
     }
     let mut unused: Vec<&String> =
         schema.iter().filter(|(_, QuietValue(one))| !one.is_found).map(|(name, _)| name).collect();
     unused.sort_unstable();
     if let Some(first) = unused.first().filter(|_| is_complete) {
-        remarks.push(format!("the schema in the manifest has {}; no shard does", names(unused.len(), first)));
+        remarks.push(format!("the schema in the manifest has {}; no shard does", first_of(unused.len(), first)));
+    }
+}
+
+/// The first of some tensors and the number of the others, in words.
+fn first_of(count: usize, first: &str) -> String {
+    match count {
+        1 => quote(first),
+        2 => format!("{} and another tensor", quote(first)),
+        more => format!("{} and {} other tensors", quote(first), more - 1),
     }
 }

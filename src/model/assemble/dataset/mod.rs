@@ -5,12 +5,12 @@
 //! same names, in key-value mode no two shards have a name in common.
 
 mod manifest;
-mod samples;
 
-use super::set::{self, ShardSet};
-use crate::format::{NameTable, ParseMode, SkipList, SkippedEntry, TensorInfo};
-use crate::model::assembled::{AssemblyTooLarge, TensorAssembly};
-use crate::model::error::{Error, LIST_MAX, SHARDS_MAX, SetError};
+use super::set::{self, LIST_MAX, SHARDS_MAX, SetMismatches, ShardSet};
+use super::split;
+use crate::format::{NameTable, ParseMode, TensorInfo};
+use crate::model::assembled::TensorAssembly;
+use crate::model::error::Error;
 use crate::model::ids::{ShardId, TensorId};
 use crate::model::quiet::QuietValue;
 use crate::model::table::{Model, ModelForm, NoteKind};
@@ -18,9 +18,8 @@ use crate::source::{self, Location};
 use crate::text::{brackets, quote};
 use crate::units::plural;
 use manifest::ListedShard;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
-/// File name of a manifest.
 pub const MANIFEST: &str = "dataset_manifest.json";
 
 /// The shards that the manifest at `location` names; `None` if it cannot be read.
@@ -33,120 +32,110 @@ pub(in crate::model) fn dataset_shards(location: &Location) -> Option<BTreeSet<S
 /// The list of tensors beside the manifest: a directory of Parquet files, as Spark writes it, or one such file.
 const TENSOR_LIST: &str = "_tensor_index.parquet";
 
-/// A manifest of safetensors-spark and the shards that it names.
-const FORM: ModelForm = ModelForm {
-    kind: "dataset",
-    fixed: Some("a model of several files; name one of them"),
-    has_shards: true,
-    shows_stored: true,
-    holds_weights: false,
-    notes: NoteKind::Manifest,
-};
+const FORM: ModelForm =
+    ModelForm { kind: "dataset", shows_stored: true, holds_weights: false, notes: NoteKind::Manifest, ..split::FORM };
 
 /// Opens all shards that the manifest at `location` names, and joins their tensors to arrays.
 pub(in crate::model) fn open_dataset(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let (text, stat) = set::read_list(location, LIST_MAX)?;
-    let (manifest, ShardSet { names, homes, files, broken, unopened }) = set::open_shards(location, mode, |names| {
-        let manifest = manifest::read_manifest(&text)?;
-        if manifest.format_version.split('.').next() != Some("1") {
-            return Err(SetError::Version { found: manifest.format_version });
-        }
-        for (at, QuietValue(shard)) in manifest.shards.0.iter().enumerate() {
-            if names.number(&shard.shard_path)? as usize != at {
-                return Err(SetError::Repeated { shard: shard.shard_path.clone() });
+    let (manifest, ShardSet { names, homes, shards, unopened, mut mismatches }) =
+        set::open_shards(location, mode, |names| {
+            let manifest = manifest::read_manifest(&text)?;
+            if manifest.format_version.split('.').next() != Some("1") {
+                return Err(format!("format version {}; weightfs supports 1", quote(&manifest.format_version)));
             }
-        }
-        Ok(manifest)
-    })?;
-    let mut skipped = SkipList::default();
-    broken.iter().for_each(|broken| skipped.push(|| broken.skipped()));
-    let mut model = Model::new(location, &FORM, files);
-    let description = format!("a dataset of {}", plural(model.shards().len() as u64, "shard"));
-    let facts = model.facts_mut();
-    (facts.description, facts.unopened) = (description, unopened);
+            for (at, QuietValue(shard)) in manifest.shards.0.iter().enumerate() {
+                if names.number(&shard.shard_path)? as usize != at {
+                    return Err(format!("names shard {} twice", quote(&shard.shard_path)));
+                }
+            }
+            Ok(manifest)
+        })?;
+    let description = format!("a dataset of {}", plural(shards.len() as u64, "shard"));
+    let mut model = Model::new(location, &FORM, shards);
+    let tensor_list = model.location.parent().join(TENSOR_LIST);
+    let facts = &mut model.facts;
+    (facts.description, facts.unopened, facts.tensor_list) = (description, unopened, Some(tensor_list));
     facts.described_by.push(stat);
     facts.documents.push((MANIFEST, source::open_local(location)?));
-    facts.tensor_list = Some(facts.location.parent().join(TENSOR_LIST));
     // Shards are numbered by name, and joined in the order of the manifest.
     let shards: Vec<ListedShard> = names.iter().map(|name| &name[..]).zip(homes).collect();
-    let error = |error| Error::Set { location: location.clone(), error };
-    let first_joined = join(&mut model, &shards, &mut skipped).map_err(error)?;
-    let remarks = manifest::compare_manifest(&model, first_joined, &manifest, &shards);
+    let first_joined = join(&mut model, &shards, &mut mismatches).map_err(|fault| Error::of_set(location, fault))?;
+    model.facts.remarks = manifest::compare_manifest(&model, first_joined, &manifest, &shards);
+    model.facts.mismatches = mismatches.finish();
     if first_joined.is_none() {
         let names: Vec<&str> = model.logical().iter().map(|id| model.name(id)).collect();
-        if let Some(separator) = samples::separator(&names) {
+        if let Some(separator) = find_separator(&names) {
             model.set_separator(separator);
         }
     }
-    let notes = &mut model.facts_mut().notes;
-    (notes.mismatches, notes.remarks) = (skipped.finish(), remarks);
     Ok(model)
 }
 
 /// Infers the mode. In batch mode, joins the arrays. In key-value mode, the first of several tensors with the same name
 /// is the logical one. All other tensors are shown only in their shard. Returns the first joined array.
-fn join(model: &mut Model, shards: &[ListedShard], skipped: &mut SkipList) -> Result<Option<TensorId>, SetError> {
+fn join(
+    model: &mut Model,
+    shards: &[ListedShard],
+    mismatches: &mut SetMismatches,
+) -> Result<Option<TensorId>, &'static str> {
     let stored = model.stored();
     let mut table = NameTable::with_capacity(stored.len());
     // Pairs of the first tensor with a name and a later tensor with the same name.
     let mut others: Vec<(TensorId, TensorId)> = Vec::new();
     for id in stored.iter() {
-        let name = |index| model.name(TensorId::new(index));
-        if !table.insert(id.index(), name) {
-            others.extend(table.find(model.name(id), name).map(|first| (TensorId::new(first), id)));
+        if !table.insert(id.index(), |index| model.name_at(index)) {
+            let first = table.find(model.name(id), |index| model.name_at(index));
+            others.extend(first.map(|first| (TensorId::new(first), id)));
         }
     }
     let aside: Vec<TensorId> = others.iter().map(|other| other.1).collect();
     others.sort_unstable();
     let repeated = others.len() + others.chunk_by(|a, b| a.0 == b.0).count();
     if repeated * 2 < stored.len() || repeated == 0 {
-        let shard = |id| quote(&model.shard(model.shard_of(id)).name);
         for (first, second) in others {
-            let reason =
-                || format!("it is in {} and in {}; the second is in shards/ only", shard(first), shard(second));
-            skipped.push(|| SkippedEntry::new(model.name(first), reason()));
+            mismatches.push(model.name(first), || {
+                let [first, second] = [first, second].map(|id| quote(&model.shard(model.shard_of(id)).name));
+                format!("it is in {first} and in {second}; the second is in shards/ only")
+            });
         }
         model.set_aside(aside);
         return Ok(None);
     }
-    let (mut joined, mut apart, mut rest) = (TensorAssembly::new(), Vec::new(), &others[..]);
+    let (mut joined, mut apart, mut rest) = (TensorAssembly::default(), Vec::new(), &others[..]);
     for first in stored.iter().filter(|id| aside.binary_search(id).is_err()) {
         let (same, after) = rest.split_at(rest.partition_point(|other| other.0 == first));
         rest = after;
-        let parts = || std::iter::once(first).chain(same.iter().map(|other| other.1));
-        if let Err(reason) = join_one(model, first, parts(), shards, &mut joined) {
-            apart.extend(parts());
-            let reason = format!("{reason}; its parts are in shards/");
-            skipped.push(|| SkippedEntry::new(model.name(first), reason));
+        let parts: Vec<TensorId> = std::iter::once(first).chain(same.iter().map(|other| other.1)).collect();
+        if let Err(reason) = join_one(model, &parts, shards, &mut joined) {
+            mismatches.push(model.name(first), || format!("{reason}; its parts are in shards/"));
+            apart.extend(parts);
         }
     }
-    let joined = joined.finish().map_err(|_| SetError::TooManyNames)?;
+    let joined = joined.finish().map_err(|_| "the names of its tensors have more than 4 GiB")?;
     let any = !joined.table().is_empty();
     model.set_assembled(joined, apart);
     Ok(any.then(|| TensorId::new(0)))
 }
 
-/// Joins `parts`, which have the name of the tensor `first` and ascending numbers. The error is the reason why they
-/// cannot be joined.
+/// Joins `parts`, which have the same name and ascending numbers. The error is the reason why they cannot be joined.
 fn join_one(
     model: &Model,
-    first: TensorId,
-    parts: impl Iterator<Item = TensorId>,
+    parts: &[TensorId],
     shards: &[ListedShard],
     joined: &mut TensorAssembly,
 ) -> Result<(), String> {
-    let like = model.tensor(first).info;
+    let like = model.tensor(parts[0]).info;
     let Some((_, trailing)) = like.shape.split_first() else { return Err("a scalar cannot be concatenated".into()) };
-    let home = quote(&model.shard(model.shard_of(first)).name);
+    let home = quote(&model.shard(model.shard_of(parts[0])).name);
     // Looking the name up in each shard would be slow: there may be thousands of shards without it, and a million
     // names.
-    let parts: Vec<(ShardId, TensorId)> = parts.map(|id| (model.shard_of(id), id)).collect();
-    let part_in = |shard: ShardId| parts.binary_search_by_key(&shard, |part| part.0).ok().map(|at| parts[at].1);
+    let homes: Vec<ShardId> = parts.iter().map(|part| model.shard_of(*part)).collect();
     let (mut rows, mut ranges) = (0u64, Vec::with_capacity(parts.len()));
     for (name, shard) in shards {
-        let part = shard.and_then(|shard| Some((shard, part_in(ShardId::new(shard))?)));
+        let part = shard.and_then(|shard| Some((shard, homes.binary_search(&ShardId::new(shard)).ok()?)));
         let Some((shard, part)) = part else { return Err(format!("{} does not have it", quote(name))) };
-        let TensorInfo { dtype, shape, range, layout, .. } = model.tensor(part).info;
+        let TensorInfo { dtype, shape, range, layout, .. } = model.tensor(parts[part]).info;
         // A shard may be of another format than its name says.
         if layout.is_some() {
             return Err(format!("its elements in {} are not in C order and little-endian", quote(name)));
@@ -164,5 +153,51 @@ fn join_one(
         ranges.push((shard, range));
     }
     let shape = [&[rows], trailing].concat();
-    joined.push(like.name, like.dtype, &shape, ranges).map_err(|AssemblyTooLarge| "it would be too long".to_owned())
+    joined.push(like.name, like.dtype, &shape, ranges).map_err(str::to_owned)
+}
+
+/// The separators of key and column that are tried, in this order. The first is the default of the writer. The manifest
+/// does not contain it.
+const SEPARATORS: [&str; 12] = ["__", "::", "--", "//", "/", ":", "|", "#", "@", ".", "-", "_"];
+
+/// The text that separates key and column in the names of all tensors. Each key must have the same columns, and nothing
+/// may be empty; otherwise the separator is unknown.
+fn find_separator(names: &[&str]) -> Option<&'static str> {
+    names.first()?;
+    SEPARATORS.into_iter().find(|separator| {
+        let (mut keys, mut columns) = (HashSet::new(), HashSet::new());
+        let all_split = names.iter().all(|name| match name.rsplit_once(*separator) {
+            None | Some(("", _) | (_, "")) => false,
+            Some((key, column)) => {
+                keys.insert(key);
+                columns.insert(column);
+                true
+            }
+        });
+        // Names occur once.
+        all_split && keys.len().checked_mul(columns.len()) == Some(names.len())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn separators_are_found_if_every_key_has_the_same_columns() {
+        for (names, expected) in [
+            (&["a__x", "a__y", "b__x", "b__y"][..], Some("__")),
+            (&["a::x", "b::x"], Some("::")),
+            (&["a_1__x_1", "a_1__y_1"], Some("__")),
+            (&["user-1.x", "user-1.y", "user-2.x", "user-2.y"], Some(".")),
+            (&["a__b__x", "c__x"], Some("__")),
+            (&["one"], None),
+            (&[], None),
+            (&["__x", "b:x"], None),
+            (&["a__x", "a__y", "b__x"], None),
+            (&["a__x", "b::x"], None),
+        ] {
+            assert_eq!(find_separator(names), expected, "{names:?}");
+        }
+    }
 }

@@ -2,16 +2,14 @@
 
 mod parts;
 
-use super::counted::CountedTraffic;
-use super::find::{FoundTree, resolve_location};
-use super::kept::KeptVersion;
-use super::open::{self, ObjectContent, OpenedObject};
+use super::counted::{CountedTraffic, REPORT_EVERY};
+use super::kept::{keep_tree, tree_attributes};
+use super::open::{self, FoundTree, ObjectContent, OpenedObject};
 use super::remarks::cut_remark;
-use super::trouble::TransferFailure;
-use crate::remote::cache::{self, BlockCache, CachedObject, EvictedBlocks};
+use crate::remote::cache::{BlockCache, CachedObject};
 use crate::remote::planner::{BLOCK, HostId, ObjectId, PartId, Planner, PlannerEvent, PlannerLimits, TicketId};
 use crate::remote::protocol::{self, HEAD, WireAbout, WireChannel, WireReply, WireRequest};
-use crate::remote::transport::{self, ChangeCertainty, TransportClient};
+use crate::remote::transport::{ChangeCertainty, ServerObject, ServerTree, TransportClient};
 use crate::source::FetchFailure;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -21,80 +19,45 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::AbortHandle;
 
-/// Maximum number of files that are opened at a time.
 const OPENING_MAX: usize = 32;
 
 /// Maximum size of the paths in a message, in bytes: half of what a message may have.
 const ENTRIES_SIZE: usize = protocol::PACKET_MAX / 2;
 
-/// The numbers of requests are below this one. The loop's own needs have numbers from here on.
-const OWN: u64 = 1 << 63;
-
-/// The numbers of own needs for which nobody waits are from here on.
-const UNWAITED: u64 = OWN | 1 << 62;
+/// The numbers of requests are below this one. The needs for which nobody waits have numbers from here on.
+const UNWAITED: u64 = 1 << 63;
 
 /// Maximum number of inputs between two decisions of the planner.
 const TURN_MAX: usize = 1024;
 
-/// Number of failures of parts that are kept for the tickets that fail because of them.
-const FAILURES_MAX: u64 = 1024;
-
 /// Minimum time between two writes of what is known of trees.
 const KEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// The inputs of the loop.
 pub(super) enum LoopInput {
+    /// From the reading process.
     Request(WireRequest),
     /// The reading process has ended.
     Ended,
-    Resolved {
-        id: u64,
-        found: Result<FoundTree, FetchFailure>,
-    },
-    Opened {
-        id: u64,
-        tree: u32,
-        path: String,
-        head: u64,
-        opened: Box<Result<OpenedObject, FetchFailure>>,
-    },
-    Received {
-        part: PartId,
-        bytes: u64,
-        evicted: Vec<EvictedBlocks>,
-    },
-    /// Bytes of a part that are in the cache already.
-    Skipped {
-        part: PartId,
-        bytes: u64,
-    },
-    Finished {
-        part: PartId,
-    },
-    Failed {
-        part: PartId,
-        failure: TransferFailure,
-    },
+    /// The answer to [`WireRequest::Resolve`].
+    Resolved { id: u64, found: Result<FoundTree, FetchFailure> },
+    /// The answer to [`WireRequest::Open`].
+    Opened { id: u64, tree: u32, path: String, head: u64, opened: Box<Result<OpenedObject, FetchFailure>> },
+    /// An event of a transfer.
+    Part(PlannerEvent),
 }
 
 /// A file that the reading process reads.
 struct OpenObject {
-    version: KeptVersion,
-    /// `None` if it cannot be fetched.
-    remote: Option<transport::ServerObject>,
-    local: CachedObject,
+    remote: Arc<ServerObject>,
+    local: Arc<CachedObject>,
 }
 
-/// A part that is being fetched.
 struct FetchPart {
     object: ObjectId,
     range: Range<u64>,
     abort: AbortHandle,
-    /// Bytes that are still to be written.
-    missing: u64,
 }
 
-/// The state of the loop.
 pub(super) struct FetchSession {
     channel: Arc<WireChannel>,
     client: TransportClient,
@@ -111,18 +74,13 @@ pub(super) struct FetchSession {
     trees: Vec<FoundTree>,
     /// Without those that were closed.
     objects: HashMap<u32, OpenObject>,
-    /// The number of the next object.
     next_object: u32,
-    /// The requests for files of which the first bytes are being fetched, and the object, by the ticket.
-    opening_heads: HashMap<TicketId, (u64, ObjectId)>,
+    /// The objects whose first bytes are being fetched, by the request for the file.
+    opening_heads: HashMap<u64, ObjectId>,
     hosts: HashMap<String, HostId>,
     /// The hosts of which the log says that their files have no reliable version.
     unsure: HashSet<String>,
     parts: HashMap<PartId, FetchPart>,
-    /// The requests for files that are being probed.
-    probing: HashSet<u64>,
-    /// Why parts failed, as long as a ticket may fail for it.
-    failures: HashMap<PartId, FetchFailure>,
     opening: Arc<Semaphore>,
     inputs: mpsc::UnboundedSender<LoopInput>,
     counted: CountedTraffic,
@@ -143,9 +101,6 @@ impl FetchSession {
     ) -> Self {
         let PlannerLimits { timeout, ahead_total, .. } = limits;
         let planner = Planner::new(limits, u64::from(std::process::id()));
-        let (trees, objects, opening_heads, hosts, unsure) = Default::default();
-        let (parts, probing, failures, counted) = Default::default();
-        let (epoch, opening) = (Instant::now(), Arc::new(Semaphore::new(OPENING_MAX)));
         Self {
             channel,
             client,
@@ -155,19 +110,17 @@ impl FetchSession {
             ahead_total,
             offline,
             is_sealed: false,
-            epoch,
-            trees,
-            objects,
+            epoch: Instant::now(),
+            trees: Vec::new(),
+            objects: HashMap::new(),
             next_object: 0,
-            opening_heads,
-            hosts,
-            unsure,
-            parts,
-            probing,
-            failures,
-            opening,
+            opening_heads: HashMap::new(),
+            hosts: HashMap::new(),
+            unsure: HashSet::new(),
+            parts: HashMap::new(),
+            opening: Arc::new(Semaphore::new(OPENING_MAX)),
             inputs,
-            counted,
+            counted: CountedTraffic::default(),
             unkept: HashSet::new(),
             kept_at: None,
         }
@@ -176,9 +129,11 @@ impl FetchSession {
     /// Runs until the reading process has ended.
     pub async fn run(mut self, mut taken: mpsc::UnboundedReceiver<LoopInput>) {
         loop {
-            let wake = self.planner.wake_at().map(|at| tokio::time::Instant::from_std(self.epoch + at));
+            // Attempts are counted while nothing else happens.
+            let report = (!self.is_idle()).then(|| self.epoch.elapsed() + REPORT_EVERY);
+            let wake = [self.planner.wake_at(), report].into_iter().flatten().min();
             let input = match wake {
-                Some(at) => tokio::time::timeout_at(at, taken.recv()).await.ok(),
+                Some(at) => tokio::time::timeout_at((self.epoch + at).into(), taken.recv()).await.ok(),
                 None => Some(taken.recv().await),
             };
             match input {
@@ -194,13 +149,11 @@ impl FetchSession {
                 }
                 self.take(input);
             }
-            let evicted = self.cache.take_evicted();
-            self.forget(evicted);
+            self.report_evicted();
             while let Some(action) = self.planner.poll(self.epoch.elapsed()) {
                 self.act(action);
             }
-            let is_idle = self.parts.is_empty() && self.probing.is_empty();
-            if let Some(counts) = self.counted.report(is_idle, self.client.requests()) {
+            if let Some(counts) = self.counted.report(self.is_idle(), self.client.requests()) {
                 self.reply(&WireReply::Counts(counts));
             }
             if !self.unkept.is_empty() && self.kept_at.is_none_or(|at| at.elapsed() >= KEEP_EVERY) {
@@ -209,11 +162,15 @@ impl FetchSession {
         }
     }
 
+    fn is_idle(&self) -> bool {
+        self.parts.is_empty() && self.opening.available_permits() == OPENING_MAX
+    }
+
     /// Keeps in the cache what is known of trees.
     fn keep(&mut self) {
         for tree in std::mem::take(&mut self.unkept) {
             if let Some(found) = self.trees.get(tree as usize) {
-                found.kept.keep(&self.cache, &found.name);
+                keep_tree(&found.tree, &self.cache, &found.name);
             }
         }
         self.kept_at = Some(Instant::now());
@@ -252,36 +209,17 @@ impl FetchSession {
             LoopInput::Request(request) => self.request(request),
             LoopInput::Resolved { id, found: Ok(found) } => self.add_tree(id, found),
             LoopInput::Resolved { id, found: Err(failure) } => self.fail(id, failure),
-            LoopInput::Opened { id, tree, path, head, opened } => {
-                self.probing.remove(&id);
-                match *opened {
-                    Ok(opened) => self.add_opened(id, tree, path, head, opened),
-                    Err(failure) => self.fail(id, failure),
+            LoopInput::Opened { id, tree, path, head, opened } => match *opened {
+                Ok(opened) => self.add_opened(id, tree, path, head, opened),
+                Err(failure) => self.fail(id, failure),
+            },
+            LoopInput::Part(event) => {
+                match &event {
+                    PlannerEvent::Received { bytes, .. } => self.counted.bytes += bytes,
+                    PlannerEvent::Finished { part } | PlannerEvent::Failed { part, .. } => _ = self.parts.remove(part),
+                    _ => {}
                 }
-            }
-            LoopInput::Received { part, bytes, evicted } => {
-                if let Some(running) = self.parts.get_mut(&part) {
-                    running.missing = running.missing.saturating_sub(bytes);
-                }
-                self.forget(evicted);
-                self.counted.bytes += bytes;
-                self.event(PlannerEvent::Received { part, bytes });
-            }
-            LoopInput::Skipped { part, bytes } => {
-                if let Some(running) = self.parts.get_mut(&part) {
-                    running.missing = running.missing.saturating_sub(bytes);
-                }
-                self.event(PlannerEvent::Skipped { part, bytes });
-            }
-            LoopInput::Finished { part } => {
-                self.parts.remove(&part);
-                self.event(PlannerEvent::Finished { part });
-            }
-            LoopInput::Failed { part, failure } => {
-                self.parts.remove(&part);
-                self.failures.retain(|old, _| old.0 + FAILURES_MAX > part.0);
-                self.failures.insert(part, failure.failure);
-                self.event(PlannerEvent::Failed { part, failure: failure.part });
+                self.event(event);
             }
         }
     }
@@ -292,22 +230,22 @@ impl FetchSession {
             WireRequest::Resolve { id, url } => self.resolve(id, url),
             WireRequest::Open { id, tree, path, head } => self.open(id, tree, path, head.min(HEAD)),
             WireRequest::Need { id, object, range, within } => {
-                let (range, within) = (range.start..range.end, within.start..within.end);
                 self.need(TicketId(id), ObjectId(object), range, within);
             }
             WireRequest::Touched { object, range, within } => {
-                let (range, within) = (range.start..range.end, within.start..within.end);
                 if let Some(open) = self.objects.get(&object) {
-                    let end = range.end.div_ceil(BLOCK).min(open.local.blocks());
+                    let end = range.end.div_ceil(BLOCK).min(open.local.blocks);
                     (range.start / BLOCK..end).for_each(|block| open.local.clear_trigger(block));
                 }
                 self.event(PlannerEvent::Touched { object: ObjectId(object), range, within });
             }
-            WireRequest::Cancel { id } => self.event(PlannerEvent::Cancel { ticket: TicketId(id) }),
-            WireRequest::Close { object } => {
-                self.event(PlannerEvent::Closed { object: ObjectId(object) });
-                self.objects.remove(&object);
+            WireRequest::Cancel { id } => {
+                self.event(PlannerEvent::Cancel { ticket: TicketId(id) });
+                if let Some(object) = self.opening_heads.remove(&id) {
+                    self.close(object);
+                }
             }
+            WireRequest::Close { object } => self.close(ObjectId(object)),
             WireRequest::Rest => {
                 self.is_sealed = true;
                 self.keep();
@@ -320,39 +258,31 @@ impl FetchSession {
         if self.is_sealed {
             return self.fail(id, FetchFailure::lasting("no other URL can be opened after the mount"));
         }
-        let (client, cache, inputs) = (self.client.clone(), self.cache.clone(), self.inputs.clone());
-        let (timeout, offline) = (self.timeout, self.offline);
+        let (client, cache, timeout, offline) = (self.client.clone(), self.cache.clone(), self.timeout, self.offline);
+        let (inputs, opening) = (self.inputs.clone(), self.opening.clone());
         tokio::spawn(async move {
-            let found = resolve_location(&client, &cache, &url, timeout, offline).await;
+            let _permit = opening.acquire().await;
+            let found = open::resolve_location(&client, &cache, &url, timeout, offline).await;
             let _ = inputs.send(LoopInput::Resolved { id, found });
         });
     }
 
     fn add_tree(&mut self, id: u64, found: FoundTree) {
         let number = self.trees.len() as u32;
-        let kept = &found.kept;
-        let about = WireAbout {
-            url: kept.url.clone(),
-            path: kept.path.clone(),
-            is_listed: kept.is_listed,
-            is_public: kept.is_public(),
-            mtime: kept.mtime(),
-        };
-        self.send(Some(id), &WireReply::Tree { id, tree: number, about, entries: kept.files.len() as u64 }, &[]);
-        let mut entries = Vec::new();
-        let mut size = 0;
-        for (path, file) in &kept.files {
+        let ServerTree { folder, path, files, is_complete, .. } = &*found.tree;
+        let (url, attributes) = (folder.to_string(), tree_attributes(&found.tree));
+        let about = WireAbout { url, path: path.clone(), is_listed: *is_complete, attributes };
+        self.send(Some(id), &WireReply::Tree { id, tree: number, about, entries: files.len() as u64 }, &[]);
+        let (mut entries, mut size) = (Vec::new(), 0);
+        for (path, object) in files {
             size += path.len() + 20;
-            entries.push((path.clone(), file.len));
+            entries.push((path.clone(), object.as_ref().map_or(0, |object| object.len)));
             if size > ENTRIES_SIZE {
-                let entries = std::mem::take(&mut entries);
-                self.send(Some(id), &WireReply::Entries { tree: number, entries }, &[]);
+                self.send(Some(id), &WireReply::Entries { id, entries: std::mem::take(&mut entries) }, &[]);
                 size = 0;
             }
         }
-        if !entries.is_empty() {
-            self.send(Some(id), &WireReply::Entries { tree: number, entries }, &[]);
-        }
+        self.send(Some(id), &WireReply::Entries { id, entries }, &[]);
         self.trees.push(found);
     }
 
@@ -360,54 +290,41 @@ impl FetchSession {
         let Some(found) = self.trees.get(tree as usize) else {
             return self.fail(id, FetchFailure::lasting("no such tree"));
         };
-        if self.is_sealed && !found.kept.files.contains_key(&path) {
+        if self.is_sealed && !found.tree.files.contains_key(&path) {
             return self.fail(id, FetchFailure::lasting("not found when it was mounted; mount it again"));
         }
-        let Some(live) = found.tree.clone() else {
-            let opened = Box::new(open::open_kept(&self.cache, &found.kept, &path));
-            let _ = self.inputs.send(LoopInput::Opened { id, tree, path, head, opened });
-            return;
-        };
-        let listed = live.file(&path).and_then(|file| file.object.as_ref());
-        let known = listed.or_else(|| found.opened.get(&path)).cloned();
+        let (files, known) = (found.tree.clone(), found.tree.object(&path).cloned());
         let (client, cache, timeout) = (self.client.clone(), self.cache.clone(), self.timeout);
         let (inputs, opening) = (self.inputs.clone(), self.opening.clone());
-        if known.is_none() {
-            self.probing.insert(id);
-        }
         tokio::spawn(async move {
-            let _permit = opening.acquire().await;
+            let permit = opening.acquire().await;
             let opened = match known {
                 Some(remote) => open::open_known(&cache, remote),
-                None => open::probe(&client, &cache, &live, &path, head, timeout).await,
+                None => open::probe(&client, &cache, &files, &path, head, timeout).await,
             };
+            // The loop is idle when nothing is being opened any more.
+            drop(permit);
             let _ = inputs.send(LoopInput::Opened { id, tree, path, head, opened: Box::new(opened) });
         });
     }
 
     fn add_opened(&mut self, id: u64, tree: u32, path: String, head: u64, opened: OpenedObject) {
-        let OpenedObject { version, content, received } = opened;
+        let OpenedObject { remote, content, received } = opened;
         self.counted.bytes += received;
-        let mut host = String::new();
-        if let Some(found) = self.trees.get_mut(tree as usize) {
-            host = host_of(&found.kept.url);
-            if let ObjectContent::Blocks { remote: Some(remote), .. } = &content {
-                if found.kept.add(&path, remote) {
-                    self.unkept.insert(tree);
-                }
-                let listed = found.tree.as_ref().and_then(|tree| tree.file(&path)?.object.as_ref());
-                if listed.is_none() {
-                    found.opened.insert(path, remote.clone());
-                }
-            }
+        let Some(found) = self.trees.get_mut(tree as usize) else { return };
+        if found.tree.object(&path).is_none() {
+            Arc::make_mut(&mut found.tree).files.insert(path, Some(remote.clone()));
+            self.unkept.insert(tree);
         }
         match content {
-            ObjectContent::Blocks { remote, local } => {
-                self.add_object(id, &host, head, OpenObject { version, remote, local })
+            ObjectContent::Blocks(local) => {
+                let host = host_of(&found.tree.folder.to_string());
+                self.add_object(id, &host, head, OpenObject { remote, local })
             }
-            ObjectContent::Whole { file, len } => {
-                let KeptVersion { is_public, mtime, .. } = version;
-                self.send(Some(id), &WireReply::Whole { id, len, is_public, mtime }, &[file.as_fd()]);
+            ObjectContent::Whole(file) => {
+                let (len, attributes) = (remote.len, (&*remote).into());
+                let reply = WireReply::File { id, object: None, len, attributes };
+                self.send(Some(id), &reply, &[file.as_fd()]);
             }
         }
     }
@@ -420,57 +337,51 @@ impl FetchSession {
         self.warn_if_unsure(host, &open);
         let next = HostId(self.hosts.len() as u32);
         let host = *self.hosts.entry(host.to_owned()).or_insert(next);
-        let len = open.local.len();
+        let len = open.local.len;
         self.objects.insert(number.0, open);
         self.event(PlannerEvent::Opened { object: number, len, host });
         let head = head.min(len);
         if head > BLOCK {
             self.need(TicketId(UNWAITED | id), number, 0..head, 0..0);
         }
-        let ticket = TicketId(OWN | id);
-        self.opening_heads.insert(ticket, (id, number));
-        self.need(ticket, number, 0..head.min(BLOCK), 0..0);
+        self.opening_heads.insert(id, number);
+        self.need(TicketId(id), number, 0..head.min(BLOCK), 0..0);
+    }
+
+    fn close(&mut self, object: ObjectId) {
+        self.event(PlannerEvent::Closed { object });
+        self.objects.remove(&object.0);
     }
 
     /// Logs that a change on the server may go unnoticed, once for each host.
     fn warn_if_unsure(&mut self, host: &str, open: &OpenObject) {
-        let Some(remote) = &open.remote else { return };
-        let noticed = match remote.certainty() {
+        let noticed = match open.remote.certainty() {
             ChangeCertainty::Exact => return,
             ChangeCertainty::Date => "only a change of the date or the length is noticed",
             ChangeCertainty::Length => "only a change of the length is noticed",
         };
         if self.unsure.insert(host.to_owned()) {
-            log::warn!("{}: the server gives no strong ETag: {noticed}", remote.name());
+            log::warn!("{}: the server gives no strong ETag: {noticed}", open.remote.version.name);
         }
     }
 
-    /// Sends the descriptors of an object.
     fn announce(&self, id: u64, object: ObjectId) {
         let Some(open) = self.objects.get(&object.0) else { return };
-        match open.local.descriptors() {
-            Ok(cache::ReaderDescriptors { data, present, marks, lock }) => {
-                let beside = [data.as_fd(), present.as_fd(), marks.as_fd(), lock.as_fd()];
-                let KeptVersion { is_public, mtime, .. } = open.version;
-                let reply = WireReply::Object { id, object: object.0, len: open.local.len(), is_public, mtime };
-                self.send(Some(id), &reply, &beside);
-            }
-            Err(error) => self.fail(id, FetchFailure::transient(error.to_string())),
-        }
+        let (len, attributes) = (open.local.len, (&*open.remote).into());
+        let reply = WireReply::File { id, object: Some(object.0), len, attributes };
+        self.send(Some(id), &reply, &open.local.descriptors());
     }
 
-    /// Answers the request of a ticket.
     fn answer(&mut self, ticket: TicketId, answer: Result<(), FetchFailure>) {
         if ticket.0 >= UNWAITED {
             return;
         }
-        match (self.opening_heads.remove(&ticket), answer) {
-            (None, Ok(())) => self.reply(&WireReply::Ready { id: ticket.0 }),
-            (None, Err(failure)) => self.fail(ticket.0, failure),
-            (Some((id, object)), Ok(())) => self.announce(id, object),
-            (Some((id, object)), Err(failure)) => {
-                self.event(PlannerEvent::Closed { object });
-                self.objects.remove(&object.0);
+        let id = ticket.0;
+        match (self.opening_heads.remove(&id), answer) {
+            (None, Ok(())) => self.reply(&WireReply::Ready { id }),
+            (Some(object), Ok(())) => self.announce(id, object),
+            (object, Err(failure)) => {
+                object.into_iter().for_each(|object| self.close(object));
                 self.fail(id, failure);
             }
         }

@@ -1,18 +1,16 @@
 //! Starts and ends the transfers that the planner decides on, and tells the planner which blocks the cache has.
 
 use super::{FetchPart, FetchSession, LoopInput, OpenObject};
-use crate::remote::cache::{self, CachedObject, EvictedBlocks, WriteOutcome};
-use crate::remote::fetch::trouble::{TransferFailure, absent};
-use crate::remote::planner::{
-    BLOCK, ObjectId, PartFailure, PartId, PlannerAction, PlannerEvent, TicketFailure, TicketId,
-};
+use crate::remote::cache::{self, CachedObject};
+use crate::remote::planner::{BLOCK, ObjectId, PartFailure, PartId, PlannerAction, PlannerEvent, TicketId};
 use crate::remote::transport::{self, TransportClient};
 use crate::source::FetchFailure;
 use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
 use tokio::sync::mpsc;
 
 impl FetchSession {
-    /// Which blocks are in the cache is reported to the planner first, so that it fetches what is absent and nothing
+    /// The blocks in the cache are reported to the planner first, so that it fetches what is absent and nothing
     /// else. It may be wrong about a block that was evicted before the end of its transfer was handled.
     pub(super) fn need(&mut self, ticket: TicketId, object: ObjectId, range: Range<u64>, within: Range<u64>) {
         if let Err(error) = self.report_blocks(object, &range) {
@@ -24,7 +22,7 @@ impl FetchSession {
     /// Reports to the planner which blocks of a range are in the cache, and which are not.
     pub(super) fn report_blocks(&mut self, object: ObjectId, range: &Range<u64>) -> Result<(), cache::CacheError> {
         let Some(open) = self.objects.get(&object.0) else { return Ok(()) };
-        let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK).min(open.local.blocks());
+        let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK).min(open.local.blocks);
         let mut at = blocks.start;
         for present in open.local.has(blocks.clone())? {
             self.event(PlannerEvent::Evicted { object, blocks: at..present.start });
@@ -35,9 +33,10 @@ impl FetchSession {
         Ok(())
     }
 
-    pub(super) fn forget(&mut self, evicted: Vec<EvictedBlocks>) {
-        for EvictedBlocks { object, blocks } in evicted {
-            let found = self.objects.iter().filter(|(_, open)| open.local == object);
+    /// Reports to the planner what was evicted since the last call.
+    pub(super) fn report_evicted(&mut self) {
+        for (object, blocks) in self.cache.take_evicted() {
+            let found = self.objects.iter().filter(|(_, open)| Arc::ptr_eq(&open.local, &object));
             let numbers: Vec<u32> = found.map(|(number, _)| *number).collect();
             for number in numbers {
                 self.event(PlannerEvent::Evicted { object: ObjectId(number), blocks: blocks.clone() });
@@ -51,23 +50,12 @@ impl FetchSession {
             PlannerAction::Abort { part } => {
                 if let Some(FetchPart { object, range, abort, .. }) = self.parts.remove(&part) {
                     abort.abort();
-                    // What it has completed stays. An error here is an error of the next read.
+                    // Complete blocks stay. An error here is an error of the next read.
                     let _ = self.report_blocks(object, &range);
                 }
             }
             PlannerAction::Ready { ticket } => self.answer(ticket, Ok(())),
-            PlannerAction::Fail { ticket, why } => {
-                let failed = match why {
-                    TicketFailure::Part(part) => self.failure_of(part),
-                    TicketFailure::TimedOut { last } => {
-                        let last = last.map(|part| format!(": {}", self.failure_of(part).reason)).unwrap_or_default();
-                        FetchFailure::transient(format!("nothing arrived for {} s{last}", self.timeout.as_secs_f32()))
-                    }
-                    TicketFailure::NotOpen => FetchFailure::lasting("not open"),
-                    TicketFailure::TooMany => FetchFailure::transient("too many reads wait already"),
-                };
-                self.answer(ticket, Err(failed));
-            }
+            PlannerAction::Fail { ticket, failure } => self.answer(ticket, Err(failure)),
             PlannerAction::Trigger { object, block } => {
                 if let Some(open) = self.objects.get(&object.0) {
                     open.local.set_trigger(block);
@@ -76,40 +64,27 @@ impl FetchSession {
         }
     }
 
-    pub(super) fn failure_of(&self, part: PartId) -> FetchFailure {
-        self.failures.get(&part).cloned().unwrap_or_else(|| FetchFailure::transient("the transfer failed"))
-    }
-
     pub(super) fn fetch(&mut self, part: PartId, object: ObjectId, range: Range<u64>) {
         let Some(OpenObject { remote, local, .. }) = self.objects.get(&object.0) else { return };
         let (remote, local) = (remote.clone(), local.clone());
         let (client, inputs) = (self.client.clone(), self.inputs.clone());
-        let missing = range.end - range.start;
-        let pending: u64 = self.parts.values().map(|part| part.missing).sum();
-        match self.cache.make_room(pending + missing) {
+        match self.cache.make_room(self.planner.in_flight()) {
             Ok(room) => {
                 // Without room, nothing is fetched ahead.
                 self.planner.limit_ahead(if room.lacking > 0 { 0 } else { self.ahead_total });
-                self.forget(room.evicted);
+                self.report_evicted();
             }
             Err(error) => log::warn!("{error}"),
         }
         let wanted = range.clone();
         let task = tokio::spawn(async move {
-            let Some(remote) = remote else {
-                let _ = inputs.send(LoopInput::Failed {
-                    part,
-                    failure: TransferFailure { failure: absent(), part: PartFailure::Final },
-                });
-                return;
-            };
             let transferred = transfer(&client, &remote, &local, part, range, &inputs).await;
-            let _ = inputs.send(match transferred {
-                Ok(()) => LoopInput::Finished { part },
-                Err(failure) => LoopInput::Failed { part, failure },
-            });
+            let _ = inputs.send(LoopInput::Part(match transferred {
+                Ok(()) => PlannerEvent::Finished { part },
+                Err(failure) => PlannerEvent::Failed { part, failure },
+            }));
         });
-        self.parts.insert(part, FetchPart { object, range: wanted, abort: task.abort_handle(), missing });
+        self.parts.insert(part, FetchPart { object, range: wanted, abort: task.abort_handle() });
     }
 }
 
@@ -121,8 +96,8 @@ async fn transfer(
     part: PartId,
     range: Range<u64>,
     inputs: &mpsc::UnboundedSender<LoopInput>,
-) -> Result<(), TransferFailure> {
-    let send = |input| match inputs.send(input) {
+) -> Result<(), PartFailure> {
+    let send = |event| match inputs.send(LoopInput::Part(event)) {
         Ok(()) => ControlFlow::Continue(()),
         Err(_) => ControlFlow::Break(()),
     };
@@ -134,15 +109,13 @@ async fn transfer(
         if at < present.start {
             // A connection that broke inside a block has left the start of the block.
             let held = local.held(at / BLOCK);
-            if held > 0 && send(LoopInput::Skipped { part, bytes: held }).is_continue() {
+            if held > 0 && send(PlannerEvent::Skipped { part, bytes: held }).is_continue() {
                 at += held;
             }
             let mut incoming = local.incoming(at..present.start);
             client
                 .fetch(remote, at..present.start, &mut |bytes| match incoming.write(bytes) {
-                    Ok(WriteOutcome { evicted, .. }) => {
-                        send(LoopInput::Received { part, bytes: bytes.len() as u64, evicted })
-                    }
+                    Ok(_) => send(PlannerEvent::Received { part, bytes: bytes.len() as u64 }),
                     Err(error) => {
                         failure = Some(error);
                         ControlFlow::Break(())
@@ -153,7 +126,7 @@ async fn transfer(
         if let Some(error) = failure {
             return Err(error.into());
         }
-        if send(LoopInput::Skipped { part, bytes: present.end - present.start }).is_break() {
+        if send(PlannerEvent::Skipped { part, bytes: present.end - present.start }).is_break() {
             return Ok(());
         }
         at = present.end;

@@ -1,29 +1,25 @@
-//! The Hugging Face Hub: repositories pinned to a commit, files behind signed links of its CDN, and the cache that its
-//! own client fills.
+//! The Hugging Face Hub: repositories pinned to a commit, files behind signed links of its CDN, and its client's cache.
 
 mod api;
 mod cache;
-mod entry;
 mod pinned;
 mod settings;
 
-use std::ops::{ControlFlow, Range};
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use reqwest::StatusCode;
 use reqwest::header::ETAG;
 
-use super::body::{BodyEnd, ExpectedBody, Sink, pour};
-use super::error::{ErrorKind, TransportError};
-use super::options::TransportOptions;
-use super::range::{WantedRange, check_range};
-use super::tree::{ByteOrigin, ServerObject, ServerTree, TreeFile, TreeOrigin};
-use super::url_file::{UrlFile, range_headers};
+use super::body::{Sink, collect_body, pour, pour_part};
+use super::error::{ErrorKind, TransportError, TransportResult};
+use super::range::{ResponsePart, WantedRange, check_range};
+use super::tree::{ByteOrigin, ProbedObject, ServerObject, ServerTree, TreeOrigin};
+use super::url_file::UrlFile;
 use super::wire::{HttpWire, WireResponse, pieces};
 use crate::remote::location::{HubLocation, RemoteLocation};
-use cache::HubCache;
-use entry::{HubEntry, content_from_hash, is_commit};
-use pinned::RepoAbout;
+use pinned::{HubEntry, content_from_hash, is_commit};
 pub(super) use pinned::{HubFile, RepoSnapshot};
 use settings::HubSettings;
 pub(super) use settings::{hub_reads, hub_settings_found};
@@ -31,65 +27,33 @@ pub(super) use settings::{hub_reads, hub_settings_found};
 /// The largest file of git, in bytes, that is taken whole where the Hub ignores the range.
 const SMALL: u64 = 16 << 20;
 
-/// Resolves and fetches files of the Hub.
 #[derive(Debug)]
 pub(super) struct HubTransport {
     wire: HttpWire,
     settings: HubSettings,
-    cache: Option<HubCache>,
 }
 
 impl HubTransport {
-    pub(super) fn new(wire: HttpWire, options: &TransportOptions) -> Result<HubTransport, TransportError> {
-        let settings = HubSettings::new(options)?;
-        let cache = settings.cache.clone().map(HubCache::new);
-        Ok(HubTransport { wire, settings, cache })
+    pub fn new(wire: HttpWire) -> TransportResult<HubTransport> {
+        let settings = HubSettings::new(wire.options())?;
+        Ok(HubTransport { wire, settings })
     }
 
     /// Pins the revision to a commit and lists the directory, or the directory of the file. A commit whose listing is
     /// in the Hugging Face cache needs no request.
-    pub(super) async fn resolve(&self, place: &HubLocation) -> Result<ServerTree, TransportError> {
+    pub async fn resolve(&self, place: &HubLocation) -> TransportResult<ServerTree> {
         let asked = place.revision.as_deref().unwrap_or("main");
-        let (commit, about) = if is_commit(asked) {
-            (asked.to_string(), RepoAbout::default())
+        let snapshot = if is_commit(asked) {
+            RepoSnapshot::new(place, asked, false, None)
         } else if self.settings.offline {
-            let cached = self.cache.as_ref().and_then(|cache| cache.commit(place, asked));
-            let cached = cached.ok_or_else(|| {
-                TransportError::new(
-                    ErrorKind::Offline,
-                    format!("weightfs is offline, and revision {asked} is not in the Hugging Face cache"),
-                )
-            })?;
-            (cached, RepoAbout::default())
+            let cached = self.settings.cache.as_ref().and_then(|cache| cache.commit(place, asked));
+            let commit = cached.ok_or_else(|| not_cached(&format!("revision {asked}")))?;
+            RepoSnapshot::new(place, &commit, false, None)
         } else {
-            self.commit(place, asked).await?
+            self.snapshot(place, asked).await?
         };
-        let root = HubLocation { path: String::new(), ..place.at(&commit) };
-        let listed = self.cache.as_ref().and_then(|cache| cache.listing(&root, &commit));
-        let (entries, complete) = match listed {
-            Some(entries) => (entries, true),
-            None if self.settings.offline => match self.cache.as_ref().map(|cache| cache.walk(&root, &commit)) {
-                Some(entries) if !entries.is_empty() => (entries, false),
-                _ => {
-                    let text = "weightfs is offline, and this revision is not in the Hugging Face cache";
-                    return Err(TransportError::new(ErrorKind::Offline, text));
-                }
-            },
-            None => self.list_for(&root, &place.path).await?,
-        };
-        self.tree(root, commit, about, place, entries, complete)
-    }
-
-    /// Builds the tree: of the entries, those in the directory that is shown.
-    fn tree(
-        &self,
-        root: HubLocation,
-        commit: String,
-        about: RepoAbout,
-        place: &HubLocation,
-        entries: Vec<HubEntry>,
-        complete: bool,
-    ) -> Result<ServerTree, TransportError> {
+        let (entries, is_complete) = self.entries(&snapshot.root, &place.path).await?;
+        // Of the entries, those in the directory that is shown.
         let is_file = !place.path.is_empty() && entries.iter().any(|entry| entry.path == place.path);
         let folder = match (is_file, place.path.rsplit_once('/')) {
             (true, Some((parent, _))) => parent,
@@ -97,176 +61,145 @@ impl HubTransport {
             (false, _) => place.path.as_str(),
         };
         let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-        let snapshot = Arc::new(RepoSnapshot { root: root.clone(), commit, about });
-        let mut files = Vec::new();
+        let snapshot = Arc::new(snapshot);
+        let mut files = BTreeMap::new();
         for entry in entries {
             let Some(path) = entry.path.strip_prefix(&prefix).map(str::to_string) else { continue };
-            let object = self.object(&snapshot, &entry)?;
-            files.push(TreeFile { path, len: Some(entry.len), object: Some(object) });
+            files.insert(path, Some(self.listed_object(&snapshot, entry)?));
         }
         if files.is_empty() {
-            return Err(TransportError::new(ErrorKind::Missing, "there is no such file or directory at this revision"));
+            return Err(ErrorKind::Missing.error("there is no such file or directory at this revision"));
         }
-        let at = |path: &str| RemoteLocation::Hub(HubLocation { path: path.to_string(), ..root.clone() });
-        let named = is_file.then(|| (place.path[prefix.len()..].to_string(), at(&place.path)));
-        Ok(ServerTree::new(at(folder), named, files, TreeOrigin::Hub(snapshot)).complete(complete))
+        let path = if is_file { place.path[prefix.len()..].to_string() } else { String::new() };
+        let (folder, origin) = (RemoteLocation::Hub(snapshot.place(folder)), TreeOrigin::Hub(snapshot));
+        Ok(ServerTree { folder, path, named: None, files, is_complete, origin })
     }
 
-    fn object(&self, snapshot: &RepoSnapshot, entry: &HubEntry) -> Result<ServerObject, TransportError> {
-        let place = HubLocation { path: entry.path.clone(), ..snapshot.root.clone() };
-        let local = self
-            .cache
-            .as_ref()
-            .and_then(|cache| cache.file(&place, &snapshot.commit, Some(entry.len), entry.content.as_deref()));
-        let mut content = entry.content.clone();
-        let source = match local {
-            Some(local) => {
-                content = content.or(local.content);
-                ByteOrigin::Local(local.path)
-            }
-            None => ByteOrigin::Hub(self.remote(place.clone(), &snapshot.commit, entry.len, content.clone())?),
-        };
-        let validator = snapshot.validator(content);
-        let (identity, name) = (self.identity(&place), RemoteLocation::Hub(place));
-        Ok(ServerObject::new(identity, validator, entry.len, &name, snapshot.about.public, source))
+    /// The files that a location needs, and whether they are all.
+    async fn entries(&self, root: &HubLocation, path: &str) -> TransportResult<(Vec<HubEntry>, bool)> {
+        if let Some(entries) = self.settings.cache.as_ref().and_then(|cache| cache.listing(root)) {
+            return Ok((entries, true));
+        }
+        if !self.settings.offline {
+            return self.list_for(root, path).await;
+        }
+        let entries = self.settings.cache.as_ref().map(|cache| cache.walk(root)).unwrap_or_default();
+        if entries.is_empty() { Err(not_cached("this revision")) } else { Ok((entries, false)) }
     }
 
-    fn remote(
-        &self,
-        place: HubLocation,
-        commit: &str,
-        len: u64,
-        content: Option<String>,
-    ) -> Result<HubFile, TransportError> {
-        let file = UrlFile::new(self.settings.file_url(&place, commit)?, true);
-        Ok(HubFile { file, place, commit: commit.to_string(), content, len })
+    fn listed_object(&self, snapshot: &Arc<RepoSnapshot>, entry: HubEntry) -> TransportResult<Arc<ServerObject>> {
+        let HubEntry { path, len, content } = entry;
+        let place = snapshot.place(&path);
+        let cache = self.settings.cache.as_ref();
+        let cached = cache.and_then(|cache| cache.file(&place, Some(len), content.as_deref()));
+        let (local, found) = cached.map(|cached| (cached.path, cached.content)).unzip();
+        let file = HubFile { local, content: content.or(found.flatten()), ..self.file(snapshot, &place)? };
+        Ok(self.object(place, len, file))
+    }
+
+    /// A file of which the content is not known yet.
+    fn file(&self, snapshot: &Arc<RepoSnapshot>, place: &HubLocation) -> TransportResult<HubFile> {
+        let file = UrlFile::new(self.settings.file_url(place, snapshot.commit())?, None, true);
+        Ok(HubFile { file, snapshot: snapshot.clone(), content: None, local: None })
+    }
+
+    fn object(&self, place: HubLocation, len: u64, file: HubFile) -> Arc<ServerObject> {
+        let (identity, validator) = (self.identity(&place), file.snapshot.validator(file.content.clone()));
+        let (place, is_public) = (RemoteLocation::Hub(place), file.snapshot.public);
+        ServerObject::new(identity, validator, len, &place, is_public, ByteOrigin::Hub(file))
     }
 
     /// The file without its revision, as most commits leave most files as they are.
-    pub(super) fn identity(&self, place: &HubLocation) -> String {
+    pub fn identity(&self, place: &HubLocation) -> String {
         let endpoint = self.settings.endpoint.as_str().trim_end_matches('/');
         format!("{endpoint}/{}/{}/{}", place.kind.plural(), place.repo, place.path)
     }
 
     /// Pins a file that the tree does not list: its directory was not asked for.
-    pub(super) async fn probe(
+    pub async fn probe(
         &self,
-        snapshot: &RepoSnapshot,
+        snapshot: &Arc<RepoSnapshot>,
         place: RemoteLocation,
         path: &str,
         first: u64,
-    ) -> Result<(ServerObject, Vec<u8>), TransportError> {
-        let RemoteLocation::Hub(place) = place else {
-            return Err(TransportError::new(ErrorKind::Invalid, "not on the Hub"));
-        };
+    ) -> TransportResult<ProbedObject> {
+        let RemoteLocation::Hub(place) = place else { return Err(ErrorKind::Invalid.error("not on the Hub")) };
         if self.settings.offline {
-            return Err(TransportError::new(
-                ErrorKind::Offline,
-                format!("weightfs is offline, and {path} is not in the Hugging Face cache"),
-            ));
+            return Err(not_cached(path));
         }
-        let file = UrlFile::new(self.settings.file_url(&place, &snapshot.commit)?, true);
-        let token = self.settings.authorization()?;
-        let reply = file.get(&self.wire, &range_headers(&(0..first))?, token.as_ref()).await?;
-        let wanted = WantedRange { range: 0..first, len: None, validator: None };
-        let part = check_range(reply.status, &reply.headers, &wanted)
-            .map_err(|error| self.explain(error, &reply, &place, token.as_ref()))?;
-        let content = content_of(&reply);
-        let len = part.len.ok_or_else(|| TransportError::protocol("the Hub does not say how long the file is"))?;
-        let remote = HubFile { file, place: place.clone(), commit: snapshot.commit.clone(), content, len };
-        remote.check_hops(&reply)?;
-        let mut head = Vec::new();
-        let expected = ExpectedBody::Exactly(part.range.end - part.range.start);
-        pour(pieces(reply.body), expected, self.wire.idle(), &mut |bytes| {
-            head.extend_from_slice(bytes);
-            ControlFlow::Continue(())
-        })
-        .await?;
-        let validator = snapshot.validator(remote.content.clone());
-        let (identity, name) = (self.identity(&place), RemoteLocation::Hub(place));
-        Ok((ServerObject::new(identity, validator, len, &name, snapshot.about.public, ByteOrigin::Hub(remote)), head))
+        let mut remote = self.file(snapshot, &place)?;
+        let (reply, part) = self.ask_for_range(&remote, &mut WantedRange::first(first)).await?;
+        let len = part.len.ok_or_else(|| ErrorKind::Protocol.error("the Hub does not say how long the file is"))?;
+        remote.content = content_of(&reply);
+        let head = collect_body(pieces(reply.body), part.expected_body(), self.wire.idle).await?;
+        Ok((self.object(place, len, remote), head))
     }
 
-    /// Delivers a range.
-    pub(super) async fn fetch(
+    /// Delivers a range of a file of `len` bytes.
+    pub async fn fetch(
         &self,
         remote: &HubFile,
+        len: u64,
         range: Range<u64>,
         sink: &mut Sink<'_>,
-    ) -> Result<u64, TransportError> {
+    ) -> TransportResult<()> {
         if self.settings.offline {
-            return Err(TransportError::new(
-                ErrorKind::Offline,
-                "weightfs is offline, and it is not in the Hugging Face cache",
-            ));
+            return Err(not_cached("it"));
         }
-        let token = self.settings.authorization()?;
-        let reply = remote.file.get(&self.wire, &range_headers(&range)?, token.as_ref()).await?;
-        remote.check_hops(&reply)?;
-        if reply.status == StatusCode::OK && remote.len <= SMALL {
-            return remote.cut(reply, range, &self.wire, sink).await;
+        let mut wanted = WantedRange { range: range.clone(), len: Some(len), validator: None };
+        let (reply, part) = self.ask_for_range(remote, &mut wanted).await?;
+        let (expected, idle) = (part.expected_body(), self.wire.idle);
+        match wanted.range == range {
+            true => pour(pieces(reply.body), expected, idle, sink).await,
+            false => pour_part(pieces(reply.body), expected, idle, range, sink).await,
         }
-        let wanted = WantedRange { range: range.clone(), len: Some(remote.len), validator: None };
-        check_range(reply.status, &reply.headers, &wanted)
-            .map_err(|error| self.explain(error, &reply, &remote.place, token.as_ref()))?;
-        let expected = ExpectedBody::Exactly(range.end - range.start);
-        let (BodyEnd::Complete(delivered) | BodyEnd::Stopped(delivered)) =
-            pour(pieces(reply.body), expected, self.wire.idle(), sink).await?;
-        Ok(delivered)
     }
+
+    /// Returns the checked answer. Takes a small file whole if the Hub ignores the range.
+    async fn ask_for_range(
+        &self,
+        remote: &HubFile,
+        wanted: &mut WantedRange,
+    ) -> TransportResult<(WireResponse, ResponsePart)> {
+        let token = self.settings.authorization()?;
+        let reply = remote.file.get(&self.wire, &wanted.headers(), token.as_ref()).await?;
+        remote.check_hops(&reply)?;
+        if let Some(len) = wanted.len.filter(|len| reply.status == StatusCode::OK && *len <= SMALL) {
+            wanted.range = 0..len;
+        }
+        let part = check_range(reply.status, &reply.headers, wanted)
+            .map_err(|error| self.explain(error, &reply, &remote.snapshot.root, token.as_ref()))?;
+        Ok((reply, part))
+    }
+}
+
+fn not_cached(what: &str) -> TransportError {
+    ErrorKind::Offline.error(format!("weightfs is offline, and {what} is not in the Hugging Face cache"))
 }
 
 impl HubFile {
     /// Checks what the Hub says about the file before it redirects, or on its own answer.
-    fn check_hops(&self, reply: &WireResponse) -> Result<(), TransportError> {
-        let commit = reply
-            .hops
-            .iter()
-            .map(|hop| &hop.headers)
-            .chain([&reply.headers])
-            .find_map(|headers| headers.get("x-repo-commit")?.to_str().ok());
-        if commit.is_some_and(|commit| commit != self.commit) {
-            return Err(TransportError::new(ErrorKind::Changed, "the Hub answers with another commit"));
+    fn check_hops(&self, reply: &WireResponse) -> TransportResult<()> {
+        let heads = reply.hops.iter().map(|hop| &hop.headers).chain([&reply.headers]);
+        let commit = heads.filter_map(|headers| headers.get("x-repo-commit")).find_map(|commit| commit.to_str().ok());
+        if commit.is_some_and(|commit| commit != self.snapshot.commit()) {
+            return Err(ErrorKind::Changed.error("the Hub answers with another commit"));
         }
         match (&self.content, content_of(reply)) {
             (Some(ours), Some(theirs)) if *ours != theirs => {
-                Err(TransportError::new(ErrorKind::Changed, "the Hub has another content for the file at this commit"))
+                Err(ErrorKind::Changed.error("the Hub has another content for the file at this commit"))
             }
             _ => Ok(()),
         }
-    }
-
-    /// Takes a range out of a whole small file.
-    async fn cut(
-        &self,
-        reply: WireResponse,
-        range: Range<u64>,
-        wire: &HttpWire,
-        sink: &mut Sink<'_>,
-    ) -> Result<u64, TransportError> {
-        let wanted = WantedRange { range: 0..self.len, len: Some(self.len), validator: None };
-        check_range(reply.status, &reply.headers, &wanted)?;
-        let (mut at, mut delivered) = (0, 0);
-        let end = pour(pieces(reply.body), ExpectedBody::Exactly(self.len), wire.idle(), &mut |bytes| {
-            let from = range.start.saturating_sub(at).min(bytes.len() as u64) as usize;
-            let to = range.end.saturating_sub(at).min(bytes.len() as u64) as usize;
-            at += bytes.len() as u64;
-            delivered += (to - from) as u64;
-            let stopped = from < to && sink(&bytes[from..to]).is_break();
-            if stopped || at >= range.end { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })
-        .await;
-        end.map(|_| delivered).map_err(|error| error.after(delivered))
     }
 }
 
 /// The hash that the Hub sends for a file: `X-Linked-ETag` of its redirect to the CDN, or else the ETag of its own
 /// answer. The ETag of the CDN is not this hash.
 fn content_of(reply: &WireResponse) -> Option<String> {
-    let hop = reply.hops.iter().find_map(|hop| hop.headers.get("x-linked-etag"));
-    let own = || if reply.hops.iter().any(|hop| hop.leaves) { None } else { reply.headers.get(ETAG) };
+    let linked = reply.hops.iter().find_map(|hop| hop.headers.get("x-linked-etag"));
     // A kept link has no redirect, and its server is not the Hub.
-    let own = || own().filter(|_| reply.headers.contains_key("x-repo-commit"));
-    let etag = hop.or_else(own)?.to_str().ok()?;
+    let is_own = !reply.hops.iter().any(|hop| hop.leaves) && reply.headers.contains_key("x-repo-commit");
+    let etag = linked.or_else(|| reply.headers.get(ETAG).filter(|_| is_own))?.to_str().ok()?;
     content_from_hash(etag.trim().trim_start_matches("W/").trim_matches('"'))
 }

@@ -2,110 +2,97 @@
 
 use std::path::PathBuf;
 
-use url::Url;
+use url::{PathSegmentsMut, Url};
 
-use super::super::environment::EnvironmentCopy;
-use super::super::error::{ErrorKind, TransportError};
-use super::super::options::TransportOptions;
 use super::super::secret::{AuthorizationValue, SecretText};
 use super::super::web::read_token;
+use super::super::{EnvironmentCopy, ErrorKind, TransportOptions, TransportResult};
+use super::cache::HubCache;
 use crate::remote::location::{HubLocation, RepoKind};
 
-/// The settings of the Hub's own client.
 #[derive(Clone, Debug)]
 pub(super) struct HubSettings {
     /// `HF_ENDPOINT`, or huggingface.co.
-    pub(super) endpoint: Url,
+    pub endpoint: Url,
     /// The directory with the repositories of the cache, `HF_HUB_CACHE`.
-    pub(super) cache: Option<PathBuf>,
-    pub(super) offline: bool,
+    pub cache: Option<HubCache>,
+    pub offline: bool,
     token: HubToken,
 }
 
-/// Variables that hold a token.
 const TOKENS: [&str; 2] = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"];
 
 #[derive(Clone, Debug)]
 enum HubToken {
     None,
-    Text(SecretText),
+    /// Of the variable with this name.
+    Variable(&'static str, SecretText),
     /// A file that must be there.
     File(PathBuf),
-    /// Where a login leaves the token, if there was one. Logins are renewed, so it is read for each request.
+    /// The file in which a login leaves the token, if there was one. Logins are renewed, so it is read for each
+    /// request.
     Login(PathBuf),
 }
 
 impl HubSettings {
-    pub(super) fn new(options: &TransportOptions) -> Result<HubSettings, TransportError> {
+    pub fn new(options: &TransportOptions) -> TransportResult<HubSettings> {
         let environment = &options.environment;
         let endpoint = environment.get("HF_ENDPOINT").unwrap_or("https://huggingface.co");
-        let wrong = || TransportError::new(ErrorKind::Invalid, "HF_ENDPOINT is not an http or https URL");
-        let mut endpoint = Url::parse(endpoint).map_err(|_| wrong())?;
-        if !matches!(endpoint.scheme(), "https" | "http") || !endpoint.username().is_empty() {
-            return Err(wrong());
-        }
+        let mut endpoint = Url::parse(endpoint)
+            .ok()
+            .filter(|url| matches!(url.scheme(), "https" | "http") && url.username().is_empty())
+            .ok_or_else(|| ErrorKind::Invalid.error("HF_ENDPOINT is not an http or https URL"))?;
         endpoint.set_query(None);
         endpoint.set_fragment(None);
-        let (cache, login) = (cache_dir(environment), login_file(environment));
-        let text = TOKENS.iter().find_map(|name| environment.get(name));
-        let token = if options.anonymous {
-            HubToken::None
-        } else if let Some(path) = &options.token_file {
+        let cache = cache_dir(environment).map(HubCache);
+        let variable = TOKENS.iter().find_map(|name| Some((*name, environment.get(name)?)));
+        let token = if let Some(path) = &options.token_file {
             HubToken::File(path.clone())
         } else if environment.flag("HF_HUB_DISABLE_IMPLICIT_TOKEN") {
             HubToken::None
+        } else if let Some((name, text)) = variable {
+            HubToken::Variable(name, SecretText::new(text))
         } else {
-            match (text, login) {
-                (Some(text), _) => HubToken::Text(SecretText::new(text)),
-                (None, Some(path)) => HubToken::Login(path),
-                (None, None) => HubToken::None,
-            }
+            login_file(environment).map_or(HubToken::None, HubToken::Login)
         };
         let offline = options.offline || environment.flag("HF_HUB_OFFLINE") || environment.flag("TRANSFORMERS_OFFLINE");
         Ok(HubSettings { endpoint, cache, offline, token })
     }
 
-    /// The token, if there is one, for the endpoint alone.
-    pub(super) fn authorization(&self) -> Result<Option<AuthorizationValue>, TransportError> {
+    pub fn authorization(&self) -> TransportResult<Option<AuthorizationValue>> {
         let token = match &self.token {
             HubToken::None => None,
-            HubToken::Text(token) => Some(token.clone()),
+            HubToken::Variable(_, token) => Some(token.clone()),
             HubToken::File(path) => Some(read_token(path)?),
             HubToken::Login(path) => read_token(path).ok(),
         };
         Ok(token.map(|token| AuthorizationValue::bearer(&token, &self.endpoint)))
     }
 
-    /// The address of a file at a commit.
-    pub(super) fn file_url(&self, place: &HubLocation, commit: &str) -> Result<Url, TransportError> {
-        let mut url = self.endpoint.clone();
-        if place.kind != RepoKind::Model {
-            push(&mut url, place.kind.plural())?;
-        }
-        for part in [&place.repo, "resolve", commit, &place.path] {
-            push(&mut url, part)?;
-        }
+    pub fn file_url(&self, place: &HubLocation, commit: &str) -> TransportResult<Url> {
+        let kind = if place.kind == RepoKind::Model { "" } else { place.kind.plural() };
+        self.url(&[kind, &place.repo, "resolve", commit, &place.path])
+    }
+
+    pub fn api_url(&self, place: &HubLocation, verb: &str, revision: &str) -> TransportResult<Url> {
+        let mut url = self.url(&["api", place.kind.plural(), &place.repo, verb])?;
+        // A slash of the revision is encoded, as the Hub takes one component.
+        segments(&mut url)?.push(revision);
         Ok(url)
     }
 
-    /// The address of a request about a repository.
-    pub(super) fn api_url(&self, place: &HubLocation, verb: &str, revision: &str) -> Result<Url, TransportError> {
+    fn url(&self, paths: &[&str]) -> TransportResult<Url> {
         let mut url = self.endpoint.clone();
-        for part in ["api", place.kind.plural(), &place.repo, verb] {
-            push(&mut url, part)?;
-        }
-        // A slash of the revision is encoded, as the Hub takes one component.
-        let mut segments =
-            url.path_segments_mut().map_err(|()| TransportError::new(ErrorKind::Invalid, "not a URL with a path"))?;
-        segments.push(revision);
-        drop(segments);
+        paths.iter().try_for_each(|path| push(&mut url, path))?;
         Ok(url)
     }
 }
 
 fn home(environment: &EnvironmentCopy) -> Option<PathBuf> {
-    let cache_home = || environment.path("XDG_CACHE_HOME").or_else(|| Some(environment.home()?.join(".cache")));
-    environment.path("HF_HOME").or_else(|| Some(cache_home()?.join("huggingface")))
+    environment.path("HF_HOME").or_else(|| {
+        let cache = environment.path("XDG_CACHE_HOME").or_else(|| Some(environment.home()?.join(".cache")));
+        Some(cache?.join("huggingface"))
+    })
 }
 
 fn cache_dir(environment: &EnvironmentCopy) -> Option<PathBuf> {
@@ -117,14 +104,10 @@ fn login_file(environment: &EnvironmentCopy) -> Option<PathBuf> {
     environment.path("HF_TOKEN_PATH").or_else(|| Some(home(environment)?.join("token")))
 }
 
-/// The origin of the token for the Hub.
-pub(in super::super) fn hub_settings_found(options: &TransportOptions) -> Result<Option<String>, TransportError> {
+pub(in super::super) fn hub_settings_found(options: &TransportOptions) -> TransportResult<Option<String>> {
     Ok(match HubSettings::new(options)?.token {
         HubToken::None => None,
-        HubToken::Text(_) => {
-            let name = TOKENS.iter().find(|name| options.environment.get(name).is_some());
-            name.map(|name| format!("the variable {name}"))
-        }
+        HubToken::Variable(name, _) => Some(format!("the variable {name}")),
         HubToken::File(path) => read_token(&path).map(|_| Some(format!("the token file {}", path.display())))?,
         HubToken::Login(path) => read_token(&path).ok().map(|_| format!("the login in {}", path.display())),
     })
@@ -136,11 +119,13 @@ pub(in super::super) fn hub_reads(environment: &EnvironmentCopy) -> Vec<PathBuf>
 }
 
 /// Appends components to the path of a URL, percent-encoded.
-pub(super) fn push(url: &mut Url, path: &str) -> Result<(), TransportError> {
-    let mut segments =
-        url.path_segments_mut().map_err(|()| TransportError::new(ErrorKind::Invalid, "not a URL with a path"))?;
-    segments.pop_if_empty().extend(path.split('/').filter(|part| !part.is_empty()));
+pub(super) fn push(url: &mut Url, path: &str) -> TransportResult<()> {
+    segments(url)?.pop_if_empty().extend(path.split('/').filter(|part| !part.is_empty()));
     Ok(())
+}
+
+fn segments(url: &mut Url) -> TransportResult<PathSegmentsMut<'_>> {
+    url.path_segments_mut().map_err(|()| ErrorKind::Invalid.error("not a URL with a path"))
 }
 
 #[cfg(test)]
@@ -188,15 +173,15 @@ mod tests {
         };
         let found = settings(&[("HOME", home)]);
         assert_eq!(token(&found), Some("Bearer LOGIN".into()));
-        assert_eq!(found.cache, Some(dir.path().join(".cache/huggingface/hub")));
+        assert_eq!(found.cache, Some(HubCache(dir.path().join(".cache/huggingface/hub"))));
         assert_eq!(token(&settings(&[("HOME", home), ("HF_TOKEN", " ENV\n")])), Some("Bearer ENV".into()));
         assert_eq!(token(&settings(&[("HOME", home), ("HF_TOKEN_PATH", &other)])), Some("Bearer OTHER".into()));
         assert_eq!(token(&settings(&[("HOME", home), ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "YES")])), None);
         assert_eq!(token(&settings(&[("HOME", "/nonexistent")])), None);
         assert_eq!(token(&settings(&[])), None);
         let moved = settings(&[("HOME", home), ("XDG_CACHE_HOME", "/x"), ("HF_HUB_OFFLINE", "1")]);
-        assert_eq!((moved.cache, moved.offline), (Some("/x/huggingface/hub".into()), true));
+        assert_eq!((moved.cache, moved.offline), (Some(HubCache("/x/huggingface/hub".into())), true));
         let moved = settings(&[("HF_HOME", "/h"), ("HF_HUB_CACHE", "~/c"), ("HOME", home)]);
-        assert_eq!(moved.cache, Some(dir.path().join("c")));
+        assert_eq!(moved.cache, Some(HubCache(dir.path().join("c"))));
     }
 }

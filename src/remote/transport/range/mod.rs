@@ -1,45 +1,75 @@
-//! Checks the head of an answer to a range request, before any byte of its body is used. Pure.
+//! Checks the head of an answer to a range request, before any byte of its body is used. For a refusal, says how long
+//! the server asks to wait. Pure.
 
 use std::ops::Range;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use jiff::{Timestamp, fmt::rfc2822};
 use reqwest::StatusCode;
-use reqwest::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap};
+use reqwest::header::{
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, RANGE, RETRY_AFTER,
+};
 
-use super::error::{ErrorKind, TransportError};
-use super::retry::wanted_wait;
+use super::body::ExpectedBody;
+use super::error::{ErrorKind, TransportError, TransportResult};
 use super::validator::VersionValidator;
 
-/// The range that was asked for.
 #[derive(Clone, Debug)]
-pub(super) struct WantedRange<'a> {
+pub(super) struct WantedRange {
     /// The bytes, at least one.
-    pub(super) range: Range<u64>,
+    pub range: Range<u64>,
     /// The length of the file, if known. Without it the range may pass the end of the file.
-    pub(super) len: Option<u64>,
-    /// The version, if pinned.
-    pub(super) validator: Option<&'a VersionValidator>,
+    pub len: Option<u64>,
+    /// The version, if an answer has to state it.
+    pub validator: Option<VersionValidator>,
 }
 
-/// The range that the body holds.
+impl WantedRange {
+    /// The first bytes of a file that is not pinned yet.
+    pub fn first(len: u64) -> WantedRange {
+        WantedRange { range: 0..len, len: None, validator: None }
+    }
+
+    /// The headers that ask for it.
+    pub fn headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        if let Ok(range) = HeaderValue::from_str(&format!("bytes={}", shown_range(&self.range))) {
+            headers.insert(RANGE, range);
+        }
+        if let Some(validator) = &self.validator {
+            validator.set_conditions(&mut headers);
+        }
+        headers
+    }
+}
+
+/// The first and the last byte, as headers have them.
+fn shown_range(range: &Range<u64>) -> String {
+    format!("{}-{}", range.start, range.end.saturating_sub(1))
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ResponsePart {
     /// Its bytes. Without a known length, the end is where the body ends.
-    pub(super) range: Range<u64>,
+    pub range: Range<u64>,
     /// The length of the file; `None` for a whole file without a length, which ends where the body ends.
-    pub(super) len: Option<u64>,
+    pub len: Option<u64>,
 }
 
-/// Checks status, `Content-Range`, lengths, encoding and version of an answer.
-///
-/// # Errors
-/// Whatever is not exactly the wanted bytes of the wanted version. A server that sends a whole file gives `NoRanges`,
-/// unless all of it was wanted.
+impl ResponsePart {
+    pub fn expected_body(&self) -> ExpectedBody {
+        let len = self.range.end - self.range.start;
+        if self.len.is_some() { ExpectedBody::Exactly(len) } else { ExpectedBody::AtMost(len) }
+    }
+}
+
+/// Checks status, `Content-Range`, lengths, encoding and version of an answer. Whatever is not exactly the wanted bytes
+/// of the wanted version is an error; a server that sends a whole file gives `NoRanges`, unless all of it was wanted.
 pub(super) fn check_range(
     status: StatusCode,
     headers: &HeaderMap,
-    wanted: &WantedRange<'_>,
-) -> Result<ResponsePart, TransportError> {
+    wanted: &WantedRange,
+) -> TransportResult<ResponsePart> {
     match status {
         StatusCode::PARTIAL_CONTENT => partial(headers, wanted),
         StatusCode::OK => whole_response(headers, wanted),
@@ -49,53 +79,47 @@ pub(super) fn check_range(
                 // An empty file has no satisfiable range.
                 (Some(0), None) if wanted.range.start == 0 => Ok(ResponsePart { range: 0..0, len: Some(0) }),
                 (Some(total), Some(len)) if total != len => Err(changed_length(len, total)),
-                _ => Err(TransportError::protocol("the server refuses a range that is inside the file (416)")),
+                _ => Err(ErrorKind::Protocol.error("the server refuses a range that is inside the file (416)")),
             }
         }
-        status => Err(refusal(status, headers, SystemTime::now())),
+        status => Err(refusal(status, headers)),
     }
 }
 
-fn partial(headers: &HeaderMap, wanted: &WantedRange<'_>) -> Result<ResponsePart, TransportError> {
+fn partial(headers: &HeaderMap, wanted: &WantedRange) -> TransportResult<ResponsePart> {
     plain_body(headers)?;
     let content_range = text(headers, CONTENT_RANGE.as_str())
-        .ok_or_else(|| TransportError::protocol("the server sends a part of the file without a Content-Range"))?;
+        .ok_or_else(|| ErrorKind::Protocol.error("the server sends a part of the file without a Content-Range"))?;
     let (range, total) = parse_content_range(content_range)
-        .ok_or_else(|| TransportError::protocol("the server sends an invalid Content-Range"))?;
+        .ok_or_else(|| ErrorKind::Protocol.error("the server sends an invalid Content-Range"))?;
     let len = match (total, wanted.len) {
         (Some(total), Some(len)) if total != len => return Err(changed_length(len, total)),
         (Some(total), _) => total,
         (None, Some(len)) => len,
-        (None, None) => return Err(TransportError::protocol("the server does not say how long the file is")),
+        (None, None) => return Err(ErrorKind::Protocol.error("the server does not say how long the file is")),
     };
     let expected = wanted.range.start..wanted.range.end.min(len);
     if range != expected {
-        return Err(TransportError::protocol(format!(
-            "the server sends bytes {}-{} where {}-{} were asked for",
-            range.start,
-            range.end.saturating_sub(1),
-            expected.start,
-            expected.end.saturating_sub(1)
-        )));
+        let [sent, asked] = [range, expected].map(|range| shown_range(&range));
+        return Err(ErrorKind::Protocol.error(format!("the server sends bytes {sent} where {asked} were asked for")));
     }
     if content_length(headers)?.is_some_and(|length| length != range.end - range.start) {
-        return Err(TransportError::protocol("Content-Length and Content-Range of the server contradict each other"));
+        return Err(ErrorKind::Protocol.error("Content-Length and Content-Range of the server contradict each other"));
     }
     check_version(headers, wanted)?;
     Ok(ResponsePart { range, len: Some(len) })
 }
 
-fn whole_response(headers: &HeaderMap, wanted: &WantedRange<'_>) -> Result<ResponsePart, TransportError> {
-    let refused = || TransportError::new(ErrorKind::NoRanges, "the server sends whole files only: download it first");
+fn whole_response(headers: &HeaderMap, wanted: &WantedRange) -> TransportResult<ResponsePart> {
     if wanted.range.start != 0 {
-        return Err(refused());
+        return Err(TransportError::no_ranges());
     }
     plain_body(headers)?;
     let length = content_length(headers)?;
     match (length, wanted.len) {
         (Some(length), Some(len)) if length != len => return Err(changed_length(len, length)),
-        (Some(length), _) if length > wanted.range.end => return Err(refused()),
-        (_, Some(len)) if len > wanted.range.end => return Err(refused()),
+        (Some(length), _) if length > wanted.range.end => return Err(TransportError::no_ranges()),
+        (_, Some(len)) if len > wanted.range.end => return Err(TransportError::no_ranges()),
         _ => {}
     }
     check_version(headers, wanted)?;
@@ -103,48 +127,45 @@ fn whole_response(headers: &HeaderMap, wanted: &WantedRange<'_>) -> Result<Respo
     Ok(ResponsePart { range: 0..len.unwrap_or(wanted.range.end), len })
 }
 
-fn check_version(headers: &HeaderMap, wanted: &WantedRange<'_>) -> Result<(), TransportError> {
-    match wanted.validator {
-        Some(validator) => validator.check(&VersionValidator::of(headers)),
-        None => Ok(()),
-    }
+fn check_version(headers: &HeaderMap, wanted: &WantedRange) -> TransportResult<()> {
+    wanted.validator.as_ref().map_or(Ok(()), |validator| validator.check(&VersionValidator::of(headers)))
 }
 
 /// An encoded body has other offsets than the file.
-fn plain_body(headers: &HeaderMap) -> Result<(), TransportError> {
+fn plain_body(headers: &HeaderMap) -> TransportResult<()> {
     if text(headers, CONTENT_ENCODING.as_str()).is_some_and(|encoding| !encoding.eq_ignore_ascii_case("identity")) {
-        return Err(TransportError::new(ErrorKind::NoRanges, "the server sends it compressed only: download it first"));
+        return Err(ErrorKind::NoRanges.error("the server sends it compressed only: download it first"));
     }
     let kind = text(headers, CONTENT_TYPE.as_str()).unwrap_or("");
     if kind.get(..10).is_some_and(|kind| kind.eq_ignore_ascii_case("multipart/")) && headers.contains_key(CONTENT_RANGE)
         || kind.to_ascii_lowercase().starts_with("multipart/byteranges")
     {
-        return Err(TransportError::protocol("the server sends several parts where one range was asked for"));
+        return Err(ErrorKind::Protocol.error("the server sends several parts where one range was asked for"));
     }
     Ok(())
 }
 
 fn changed_length(old: u64, new: u64) -> TransportError {
-    TransportError::new(ErrorKind::Changed, format!("it changed on the server (it had {old} bytes and has {new})"))
+    ErrorKind::Changed.error(format!("it changed on the server (it had {old} bytes and has {new})"))
 }
 
-/// The error for a status that is not a success.
-pub(super) fn refusal(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> TransportError {
-    let (kind, text) = match status.as_u16() {
+pub(super) fn refusal(status: StatusCode, headers: &HeaderMap) -> TransportError {
+    let code = status.as_u16();
+    let (kind, text) = match code {
         404 => (ErrorKind::Missing, "the server has no such file (404)".to_string()),
         410 => (ErrorKind::Missing, "the file is gone, or the link has expired (410)".to_string()),
         401 => (ErrorKind::Forbidden, "the server wants credentials (401)".to_string()),
-        402 | 403 | 407 | 451 => (ErrorKind::Forbidden, format!("the server refuses access ({})", status.as_u16())),
+        402 | 403 | 407 | 451 => (ErrorKind::Forbidden, format!("the server refuses access ({code})")),
         412 => (ErrorKind::Changed, "it changed on the server (412)".to_string()),
         408 | 425 | 429 | 500 | 502..=504 | 506..=599 => {
-            let retry_after = wanted_wait(status.as_u16(), headers, now);
+            let retry_after = wanted_wait(code, headers, SystemTime::now());
             let what = if status == 429 { "too many requests" } else { "the server cannot answer now" };
-            (ErrorKind::Transient { retry_after }, format!("{what} ({})", status.as_u16()))
+            (ErrorKind::Transient { retry_after }, format!("{what} ({code})"))
         }
-        other => (ErrorKind::Protocol, format!("the server answers with status {other}")),
+        _ => (ErrorKind::Protocol, format!("the server answers with status {code}")),
     };
-    let mut error = TransportError::new(kind, text);
-    error.status = Some(status.as_u16());
+    let mut error = kind.error(text);
+    error.status = Some(code);
     error
 }
 
@@ -157,12 +178,10 @@ fn header_number(text: &str) -> Option<u64> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) { None } else { text.parse().ok() }
 }
 
-fn content_length(headers: &HeaderMap) -> Result<Option<u64>, TransportError> {
-    match text(headers, CONTENT_LENGTH.as_str()) {
-        None => Ok(None),
-        Some(length) => header_number(length)
-            .map(Some)
-            .ok_or_else(|| TransportError::protocol("the server sends a wrong Content-Length")),
+fn content_length(headers: &HeaderMap) -> TransportResult<Option<u64>> {
+    match text(headers, CONTENT_LENGTH.as_str()).map(header_number) {
+        Some(None) => Err(ErrorKind::Protocol.error("the server sends a wrong Content-Length")),
+        length => Ok(length.flatten()),
     }
 }
 
@@ -178,6 +197,39 @@ fn parse_content_range(text: &str) -> Option<(Range<u64>, Option<u64>)> {
     let end = last.checked_add(1)?;
     let total = if total == "*" { None } else { Some(header_number(total)?) };
     (first < end && total.is_none_or(|total| end <= total)).then_some((first..end, total))
+}
+
+/// Maximum wait. If the server asks for a longer one, it is shortened to this.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The wait that the server asks for. On status 429, `RateLimit: "resolvers";r=0;t=55` of the Hub means that the next
+/// window starts after 55 seconds; it counts only when nothing remains of the current one.
+pub(super) fn wanted_wait(status: u16, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    if status == 429
+        && let Some(limit) = text(headers, "ratelimit")
+        && let (Some(0), Some(seconds)) = (field(limit, "r"), field(limit, "t"))
+    {
+        return Some(Duration::from_secs(seconds.saturating_add(1)).min(LONGEST));
+    }
+    let value = text(headers, RETRY_AFTER.as_str())?;
+    if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Some(value.parse().map_or(LONGEST, Duration::from_secs).min(LONGEST));
+    }
+    let date = http_date(value)?;
+    // The server's own clock is the one that the date is on.
+    let now = text(headers, DATE.as_str()).and_then(http_date).unwrap_or(now);
+    Some(date.duration_since(now).unwrap_or(Duration::ZERO).min(LONGEST))
+}
+
+/// A number in `"name";r=0;t=55`.
+fn field(text: &str, name: &str) -> Option<u64> {
+    text.split(';').find_map(|part| part.trim().strip_prefix(name)?.trim().strip_prefix('=')?.trim().parse().ok())
+}
+
+/// A date of HTTP, `Sun, 06 Nov 1994 08:49:37 GMT`.
+fn http_date(text: &str) -> Option<SystemTime> {
+    let timestamp: Timestamp = rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?;
+    Some(timestamp.into())
 }
 
 #[cfg(test)]

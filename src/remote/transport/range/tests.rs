@@ -12,9 +12,9 @@ fn headers(fields: &[(&str, &str)]) -> HeaderMap {
 
 fn run(status: u16, fields: &[(&str, &str)], range: Range<u64>, len: Option<u64>) -> Result<ResponsePart, ErrorKind> {
     let pinned = VersionValidator { etag: Some("\"v1\"".into()), ..VersionValidator::default() };
-    let validator = len.is_some().then_some(&pinned);
+    let validator = len.is_some().then_some(pinned);
     check_range(StatusCode::from_u16(status).unwrap(), &headers(fields), &WantedRange { range, len, validator })
-        .map_err(|error| error.kind())
+        .map_err(|error| error.kind)
 }
 
 #[test]
@@ -109,5 +109,32 @@ proptest! {
     #[test]
     fn parsing_never_panics(text in "\\PC{0,40}") {
         let _ = parse_content_range(&text);
+    }
+}
+
+#[test]
+fn waits_are_read_from_all_forms() {
+    let now = http_date("Sun, 06 Nov 1994 08:49:37 GMT").unwrap();
+    type Row<'a> = (u16, &'a [(&'a str, &'a str)], Option<u64>);
+    let rows: [Row<'_>; 12] = [
+        (503, &[], None),
+        (503, &[("retry-after", "7")], Some(7)),
+        (503, &[("retry-after", "-7")], None),
+        (503, &[("retry-after", "99999999999999999999999")], Some(24 * 60 * 60)),
+        (503, &[("retry-after", "Sun, 06 Nov 1994 08:50:07 GMT")], Some(30)),
+        (503, &[("retry-after", "Sun, 06 Nov 1994 08:40:00 GMT")], Some(0)),
+        (503, &[("retry-after", "Mon, 07 Nov 1994 00:00:10 GMT"), ("date", "Mon, 07 Nov 1994 00:00:00 GMT")], Some(10)),
+        (503, &[("retry-after", "soon")], None),
+        (429, &[("ratelimit", "\"resolvers\";r=0;t=55"), ("retry-after", "7")], Some(56)),
+        (429, &[("ratelimit", "\"resolvers\";r=3;t=55"), ("retry-after", "7")], Some(7)),
+        (429, &[("ratelimit", "\"api\"; r = 0 ; t = 18446744073709551615")], Some(24 * 60 * 60)),
+        (503, &[("ratelimit", "\"api\";r=0;t=55")], None),
+    ];
+    for (status, fields, expected) in rows {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            headers.insert(*name, value.parse().unwrap());
+        }
+        assert_eq!(wanted_wait(status, &headers, now), expected.map(Duration::from_secs), "{fields:?}");
     }
 }

@@ -1,36 +1,28 @@
-//! An open bucket, and a key in it whose version is pinned.
+//! An open bucket, a key in it whose version is pinned, and what goes wrong with them.
 
-use super::super::environment::EnvironmentCopy;
-use super::super::validator::VersionValidator;
-use super::super::wire::HttpWire;
-use crate::remote::location::{RemoteLocation, StoreKind};
-use object_store::ObjectStore;
-use object_store::path::Path;
+use std::error::Error as StdError;
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-/// The settings for opening a bucket.
-#[derive(Clone, Debug)]
-pub(super) struct BucketSetup {
-    pub wire: HttpWire,
-    pub environment: EnvironmentCopy,
-    pub anonymous: bool,
-}
+use object_store::path::Path;
+use object_store::{ObjectStore, RetryConfig};
 
-/// An open bucket or container.
+use super::super::error::{ErrorKind, TransportError, TransportResult, plain};
+use super::super::wire::HttpWire;
+use crate::remote::location::{RemoteLocation, StoreKind};
+
 #[derive(Debug)]
 pub(in super::super) struct StoreBucket {
     pub kind: StoreKind,
     pub name: String,
-    pub(in super::super::store) setup: BucketSetup,
-    pub(in super::super::store) store: Mutex<OpenedBucket>,
+    pub wire: HttpWire,
+    pub store: Mutex<OpenedBucket>,
 }
 
 #[derive(Clone)]
-pub(super) struct OpenedBucket {
+pub(in super::super) struct OpenedBucket {
     pub store: Arc<dyn ObjectStore>,
-    /// Whether requests carry no credentials.
     pub anonymous: bool,
     /// The server, if it is not the service's own.
     pub endpoint: Option<String>,
@@ -45,6 +37,16 @@ impl fmt::Debug for OpenedBucket {
 }
 
 impl OpenedBucket {
+    pub fn new<S: ObjectStore>(
+        built: object_store::Result<S>,
+        kind: StoreKind,
+        anonymous: bool,
+        endpoint: Option<String>,
+    ) -> TransportResult<OpenedBucket> {
+        let store = built.map_err(|error| translate(error, kind))?;
+        Ok(OpenedBucket { store: Arc::new(store), anonymous, endpoint })
+    }
+
     /// Servers may have buckets of the same name.
     pub fn identity(&self, place: &RemoteLocation) -> String {
         match &self.endpoint {
@@ -54,13 +56,55 @@ impl OpenedBucket {
     }
 }
 
+/// Retries are the caller's.
+pub(super) fn no_retries() -> RetryConfig {
+    RetryConfig { max_retries: 0, ..RetryConfig::default() }
+}
+
 /// A key whose version is pinned.
 #[derive(Debug)]
 pub(in super::super) struct BucketFile {
     pub bucket: Arc<StoreBucket>,
     pub path: Path,
-    pub validator: VersionValidator,
-    pub len: u64,
     /// Whether the current version is another one, so that the pinned one is asked for by its id.
     pub superseded: AtomicBool,
+}
+
+/// The error that the connector or the credentials made; for others, the innermost cause without URLs. The texts of
+/// `object_store` contain URLs with signatures.
+pub(super) fn translate(error: object_store::Error, kind: StoreKind) -> TransportError {
+    let mut cause: Option<&(dyn StdError + 'static)> = Some(&error);
+    let mut innermost: &dyn StdError = &error;
+    while let Some(error) = cause {
+        if let Some(ours) = error.downcast_ref::<TransportError>() {
+            return advise(ours.clone(), kind);
+        }
+        innermost = error;
+        cause = error.source();
+    }
+    let what = match &error {
+        object_store::Error::NotFound { .. } => ErrorKind::Missing,
+        object_store::Error::Precondition { .. } => ErrorKind::Changed,
+        _ => ErrorKind::Protocol,
+    };
+    what.error(plain(&innermost.to_string()))
+}
+
+pub(super) fn advise(error: TransportError, kind: StoreKind) -> TransportError {
+    let advice = match (error.kind, kind) {
+        (ErrorKind::Credentials, StoreKind::S3) => {
+            "; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or AWS_SKIP_SIGNATURE=true for public data"
+        }
+        (ErrorKind::Credentials, StoreKind::Gcs) => {
+            "; set GOOGLE_APPLICATION_CREDENTIALS, log in with gcloud, or set GOOGLE_SKIP_SIGNATURE=true for public data"
+        }
+        (ErrorKind::Credentials, StoreKind::Azure) => {
+            "; set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, or AZURE_SKIP_SIGNATURE=true for public data"
+        }
+        (ErrorKind::Forbidden, StoreKind::S3) if error.status == Some(403) => {
+            "; without the permission to list the bucket, S3 says so for missing keys too"
+        }
+        _ => return error,
+    };
+    error.with_text(|text| format!("{text}{advice}"))
 }

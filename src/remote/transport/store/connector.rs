@@ -1,8 +1,7 @@
 //! Sends the requests of `object_store`, and checks the answers before it receives them. Errors travel through it as
-//! the source of its own, and `failure` takes them out again.
+//! the source of its own, and `translate` takes them out again.
 
-use std::ops::Range;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use http_body_util::BodyExt;
 use object_store::ClientOptions;
@@ -13,147 +12,121 @@ use reqwest::header::{ACCEPT_ENCODING, AUTHORIZATION, ETAG, HeaderMap, HeaderVal
 use reqwest::{Method, StatusCode};
 use url::Url;
 
-use super::super::error::{ErrorKind, TransportError, plain};
+use super::super::error::{ErrorKind, TransportError, TransportResult, plain};
 use super::super::range::{WantedRange, check_range, refusal};
+use super::super::redirects::is_metadata;
 use super::super::validator::VersionValidator;
-use super::super::wire::{HttpWire, describe_request, is_metadata};
-use super::failure::CarriedError;
+use super::super::wire::{HttpWire, describe_request};
 
 /// The longest error text that is read, in bytes.
-const REASON: usize = 64 << 10;
+const REASON: u64 = 64 << 10;
 
-/// How long a metadata service of a cloud may take. Outside of a cloud, nothing answers at its address.
+/// The time limit for a metadata service of a cloud. Outside of a cloud, nothing answers at its address.
 const METADATA: Duration = Duration::from_secs(3);
 
-/// The range that a request asks for, in the extensions of the request.
-#[derive(Clone, Debug)]
-pub(super) struct PinnedRange {
-    pub(super) range: Range<u64>,
-    pub(super) len: Option<u64>,
-    pub(super) validator: Option<VersionValidator>,
-}
-
-/// The version of an answer, in the extensions of the response.
-#[derive(Clone, Debug)]
-pub(super) struct SeenVersion(pub(super) VersionValidator);
-
-/// Makes the clients of a store.
-#[derive(Clone, Debug)]
-pub(super) struct StoreConnector {
-    wire: HttpWire,
-}
-
-impl StoreConnector {
-    pub(super) fn new(wire: HttpWire) -> StoreConnector {
-        StoreConnector { wire }
-    }
-}
-
-impl HttpConnector for StoreConnector {
+impl HttpConnector for HttpWire {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(StoreService { wire: self.wire.clone() }))
+        Ok(HttpClient::new(self.clone()))
     }
-}
-
-#[derive(Debug)]
-struct StoreService {
-    wire: HttpWire,
 }
 
 #[async_trait::async_trait]
-impl HttpService for StoreService {
+impl HttpService for HttpWire {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        self.send(request).await.map_err(|error| HttpError::new(HttpErrorKind::Unknown, CarriedError(error)))
+        self.send_for_store(request).await.map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))
     }
 }
 
-impl StoreService {
-    async fn send(&self, request: HttpRequest) -> Result<HttpResponse, TransportError> {
+impl HttpWire {
+    async fn send_for_store(&self, request: HttpRequest) -> TransportResult<HttpResponse> {
         let (parts, body) = request.into_parts();
-        let url = Url::parse(&parts.uri.to_string()).map_err(|_| TransportError::protocol("the request has no URL"))?;
+        let url =
+            Url::parse(&parts.uri.to_string()).map_err(|_| ErrorKind::Protocol.error("the request has no URL"))?;
         let is_metadata = is_metadata(&url);
         // Stores are only read, so what is written is a request for a token.
         let is_token_request = parts.method == Method::POST || parts.method == Method::PUT;
         let secrets = secrets(&parts.headers, &url, body.as_bytes().map(|bytes| &bytes[..]));
-        let pinned = parts.extensions.get::<PinnedRange>().cloned();
+        let wanted = parts.extensions.get::<WantedRange>().cloned();
         let mut outgoing = reqwest::Request::new(parts.method, url);
         *outgoing.headers_mut() = parts.headers;
-        if pinned.is_some() {
+        if wanted.is_some() {
             outgoing.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
         if !body.is_empty() {
-            let bytes =
-                body.as_bytes().cloned().ok_or_else(|| TransportError::protocol("the request has a body in pieces"))?;
+            let bytes = body
+                .as_bytes()
+                .cloned()
+                .ok_or_else(|| ErrorKind::Protocol.error("the request has a body in pieces"))?;
             *outgoing.body_mut() = Some(bytes.into());
         }
         let answer = if is_metadata {
-            self.wire.hasty(METADATA).execute(outgoing).await.map_err(|error| no_credentials(&error))?
+            self.hasty(METADATA).execute(outgoing).await.map_err(|error| no_credentials(&error))?
         } else {
-            self.wire.execute(outgoing).await?
+            self.execute(outgoing).await?
         };
-        let (status, headers) = (answer.status(), answer.headers().clone());
-        if let Some(pinned) = &pinned
-            && (status.is_success() || status == StatusCode::RANGE_NOT_SATISFIABLE)
-        {
-            let (range, len, validator) = (pinned.range.clone(), pinned.len, pinned.validator.as_ref());
-            check_range(status, &quoted(&headers), &WantedRange { range, len, validator })?;
-        }
-        if status == StatusCode::OK && pinned.is_some() {
-            return Err(TransportError::new(
-                ErrorKind::NoRanges,
-                "the server sends whole files only: download it first",
-            ));
+        let (status, headers) = (answer.status(), quoted(answer.headers()));
+        if let Some(wanted) = &wanted {
+            if status.is_success() || status == StatusCode::RANGE_NOT_SATISFIABLE {
+                check_range(status, &headers, wanted)?;
+            }
+            if status == StatusCode::OK {
+                return Err(TransportError::no_ranges());
+            }
         }
         if !status.is_success() {
-            let reason = self.reason(answer, status, &headers).await;
-            let reason =
-                secrets.iter().fold(reason, |error, secret| error.with_text(|text| text.replace(secret, "***")));
+            let mut reason = self.reason_of_store(answer, status, &headers).await;
+            for secret in &secrets {
+                reason = reason.with_text(|text| text.replace(secret, "***"));
+            }
             let refused = is_token_request
-                && matches!(reason.kind(), ErrorKind::Forbidden | ErrorKind::Protocol | ErrorKind::Missing);
+                && matches!(reason.kind, ErrorKind::Forbidden | ErrorKind::Protocol | ErrorKind::Missing);
             return Err(if is_metadata || refused { no_credentials(&reason) } else { reason });
         }
         let response: http::Response<reqwest::Body> = answer.into();
         let (mut parts, body) = response.into_parts();
-        parts.extensions.insert(SeenVersion(VersionValidator::of(&quoted(&headers))));
-        let body = body.map_err(|error| HttpError::new(HttpErrorKind::Unknown, CarriedError(describe_request(&error))));
+        // `validator` takes it out.
+        parts.extensions.insert(VersionValidator::of(&headers));
+        let body = body.map_err(|error| HttpError::new(HttpErrorKind::Unknown, describe_request(&error)));
         Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)))
     }
 
     /// The error for a status that is not a success, with what the body says.
-    async fn reason(&self, answer: reqwest::Response, status: StatusCode, headers: &HeaderMap) -> TransportError {
-        let body = self.wire.read_all(answer, REASON).await.unwrap_or_default();
+    async fn reason_of_store(
+        &self,
+        answer: reqwest::Response,
+        status: StatusCode,
+        headers: &HeaderMap,
+    ) -> TransportError {
+        let body = self.read_all(answer, REASON).await.unwrap_or_default();
         let body = String::from_utf8_lossy(&body);
         let code = element(&body, "Code").or_else(|| field(&body, "code"));
         let message = element(&body, "Message").or_else(|| field(&body, "message"));
-        let mut error = refusal(status, headers, SystemTime::now());
-        let region = headers.get("x-amz-bucket-region").and_then(|region| region.to_str().ok());
-        let region = region.map(str::to_string).or_else(|| element(&body, "Region"));
-        let is_redirect = matches!(status.as_u16(), 301 | 307 | 400);
-        error.region = region.filter(|region| is_redirect && is_region(region));
+        let mut error = refusal(status, headers);
+        if matches!(status.as_u16(), 301 | 307 | 400) {
+            let region = headers.get("x-amz-bucket-region").and_then(|region| region.to_str().ok());
+            let region = region.map(str::to_string).or_else(|| element(&body, "Region"));
+            error.region = region.filter(|region| is_region(region));
+        }
         if status == StatusCode::BAD_REQUEST
             && matches!(code.as_deref(), Some("ExpiredToken" | "InvalidToken" | "TokenRefreshRequired"))
         {
             error = error.of_kind(ErrorKind::Forbidden);
         }
-        match (code, message) {
-            (Some(code), Some(message)) => error.with_text(|text| format!("{text}, {code}: {message}")),
-            (Some(said), None) | (None, Some(said)) => error.with_text(|text| format!("{text}, {said}")),
-            (None, None) => error,
-        }
+        error.saying([code, message])
     }
 }
 
 /// The headers with quotes around an ETag that has none, as listings and emulators write it.
 fn quoted(headers: &HeaderMap) -> HeaderMap {
     let mut headers = headers.clone();
-    let etag = headers.get(ETAG).and_then(|etag| etag.to_str().ok()).map(quoted_etag);
-    if let Some(etag) = etag.and_then(|etag| etag.parse().ok()) {
-        headers.insert(ETAG, etag);
+    if let Some(etag) = headers.get_mut(ETAG)
+        && let Some(quoted) = etag.to_str().ok().and_then(|text| quoted_etag(text).parse().ok())
+    {
+        *etag = quoted;
     }
     headers
 }
 
-/// An ETag with quotes.
 pub(super) fn quoted_etag(etag: &str) -> String {
     if etag.is_empty() || etag.contains('"') { etag.to_string() } else { format!("\"{etag}\"") }
 }
@@ -168,10 +141,8 @@ fn element(body: &str, name: &str) -> Option<String> {
 /// A field of the object `error` in JSON, as Google's API answers.
 fn field(body: &str, name: &str) -> Option<String> {
     let value: serde_json::Value = serde_json::from_str(body).ok()?;
-    match value.get("error").unwrap_or(&value).get(name)? {
-        serde_json::Value::String(text) => Some(plain(text)).filter(|text| !text.is_empty()),
-        _ => None,
-    }
+    let text = value.get("error").unwrap_or(&value).get(name)?.as_str()?;
+    Some(plain(text)).filter(|text| !text.is_empty())
 }
 
 /// A name of a region goes into the name of a host.
@@ -180,10 +151,10 @@ fn is_region(text: &str) -> bool {
 }
 
 fn no_credentials(error: &TransportError) -> TransportError {
-    TransportError::new(ErrorKind::Credentials, format!("cannot get credentials ({error})"))
+    ErrorKind::Credentials.error(format!("cannot get credentials ({error})"))
 }
 
-/// What a server could repeat from the request.
+/// The secrets that a server could repeat from the request.
 fn secrets(headers: &HeaderMap, url: &Url, form: Option<&[u8]>) -> Vec<String> {
     let mut secrets = Vec::new();
     for name in [AUTHORIZATION.as_str(), "x-amz-security-token", "x-aws-ec2-metadata-token", "x-identity-header"] {

@@ -6,29 +6,26 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::entry::{HubEntry, content_from_hash, is_commit};
+use super::pinned::{HubEntry, content_from_hash, is_commit};
 use crate::remote::location::{HubLocation, check_path};
 
 /// The largest listing that is read, in bytes.
 const LISTING: u64 = 1 << 30;
 
-/// How deep, and how many files, an unlisted snapshot is walked.
+/// Maximum depth, and maximum number of files, of a walk through an unlisted snapshot.
 const DEPTH: usize = 32;
 const FILES: usize = 1_000_000;
 
 /// A directory of repositories.
-#[derive(Debug)]
-pub(super) struct HubCache {
-    folder: PathBuf,
-}
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct HubCache(pub PathBuf);
 
-/// A complete local file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct LocalFile {
     /// Its path without links.
-    pub(super) path: PathBuf,
+    pub path: PathBuf,
     /// `sha256:...` or `git:...`, if the layout has the hash.
-    pub(super) content: Option<String>,
+    pub content: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -46,24 +43,20 @@ struct CachedFile {
 }
 
 impl HubCache {
-    pub(super) fn new(folder: PathBuf) -> HubCache {
-        HubCache { folder }
-    }
-
     fn repository(&self, place: &HubLocation) -> PathBuf {
-        self.folder.join(format!("{}--{}", place.kind.plural(), place.repo.replace('/', "--")))
+        self.0.join(format!("{}--{}", place.kind.plural(), place.repo.replace('/', "--")))
     }
 
     /// The commit that a branch or tag was when it was downloaded last.
-    pub(super) fn commit(&self, place: &HubLocation, revision: &str) -> Option<String> {
+    pub fn commit(&self, place: &HubLocation, revision: &str) -> Option<String> {
         // Names of refs have no component that starts with a dot, see `location`.
         let text = fs::read_to_string(self.repository(place).join("refs").join(revision)).ok()?;
         Some(text.trim().to_string()).filter(|commit| is_commit(commit))
     }
 
-    /// All files of a commit, if a download of the whole repository left the list.
-    pub(super) fn listing(&self, place: &HubLocation, commit: &str) -> Option<Vec<HubEntry>> {
-        let path = self.repository(place).join("trees").join(format!("{commit}.json"));
+    /// All files of a commit, which `root` names, if a download of the whole repository left the list.
+    pub fn listing(&self, root: &HubLocation) -> Option<Vec<HubEntry>> {
+        let path = self.repository(root).join("trees").join(format!("{}.json", root.revision.as_deref()?));
         if fs::metadata(&path).ok()?.len() > LISTING {
             return None;
         }
@@ -72,22 +65,21 @@ impl HubCache {
             return None;
         }
         let files = listing.files.into_iter().filter(|(path, _)| !path.is_empty() && check_path(path).is_ok());
-        Some(
-            files
-                .map(|(path, listed)| {
-                    let hash = listed.lfs_sha256.unwrap_or(listed.blob_id);
-                    let len = listed.lfs_size.unwrap_or(listed.size);
-                    HubEntry { path, len, content: content_from_hash(&hash) }
-                })
-                .collect(),
-        )
+        let entries = files.map(|(path, listed)| {
+            let hash = listed.lfs_sha256.unwrap_or(listed.blob_id);
+            HubEntry { path, len: listed.lfs_size.unwrap_or(listed.size), content: content_from_hash(&hash) }
+        });
+        Some(entries.collect())
+    }
+
+    fn snapshot(&self, place: &HubLocation) -> PathBuf {
+        self.repository(place).join("snapshots").join(place.revision.as_deref().unwrap_or_default())
     }
 
     /// The files of a commit that are there.
-    pub(super) fn walk(&self, place: &HubLocation, commit: &str) -> Vec<HubEntry> {
+    pub fn walk(&self, root: &HubLocation) -> Vec<HubEntry> {
         let mut entries = Vec::new();
-        let root = self.repository(place).join("snapshots").join(commit);
-        let mut folders = vec![(root, String::new(), 0)];
+        let mut folders = vec![(self.snapshot(root), String::new(), 0)];
         while let Some((folder, prefix, depth)) = folders.pop() {
             for item in fs::read_dir(&folder).into_iter().flatten().flatten() {
                 let Ok(name) = item.file_name().into_string() else { continue };
@@ -99,8 +91,7 @@ impl HubCache {
                     if depth < DEPTH {
                         folders.push((item.path(), format!("{path}/"), depth + 1));
                     }
-                } else if let Some(local) =
-                    self.file(&HubLocation { path: path.clone(), ..place.clone() }, commit, None, None)
+                } else if let Some(local) = self.file(&HubLocation { path: path.clone(), ..root.clone() }, None, None)
                     && let Ok(about) = fs::metadata(&local.path)
                 {
                     entries.push(HubEntry { path, len: about.len(), content: local.content });
@@ -112,21 +103,15 @@ impl HubCache {
 
     /// The local file of a commit, if it is complete: downloads are renamed into place. Its length and content must be
     /// those in the listing, as far as both are known.
-    pub(super) fn file(
-        &self,
-        place: &HubLocation,
-        commit: &str,
-        len: Option<u64>,
-        content: Option<&str>,
-    ) -> Option<LocalFile> {
-        let snapshot = self.repository(place).join("snapshots").join(commit).join(&place.path);
+    pub fn file(&self, place: &HubLocation, len: Option<u64>, content: Option<&str>) -> Option<LocalFile> {
+        let snapshot = self.snapshot(place).join(&place.path);
         // The first link names the blob by its hash. A blob may link on to a store by another hash.
         let link = fs::read_link(&snapshot).ok();
         let hash = link.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
         let found = hash.and_then(content_from_hash);
         let path = fs::canonicalize(&snapshot).ok()?;
         let about = fs::metadata(&path).ok()?;
-        let inside = fs::canonicalize(&self.folder).is_ok_and(|folder| path.starts_with(folder));
+        let inside = fs::canonicalize(&self.0).is_ok_and(|folder| path.starts_with(folder));
         let differs = matches!((content, found.as_deref()), (Some(wanted), Some(found)) if wanted != found);
         if !inside || !about.is_file() || differs || len.is_some_and(|len| len != about.len()) {
             return None;

@@ -7,7 +7,7 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const SHA256: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 fn place(path: &str) -> HubLocation {
-    match RemoteLocation::parse(&format!("hf://a/b/{path}")).unwrap().unwrap() {
+    match RemoteLocation::parse(&format!("hf://a/b@{COMMIT}/{path}")).unwrap().unwrap() {
         RemoteLocation::Hub(hub) => hub,
         _ => panic!("{path}"),
     }
@@ -40,10 +40,10 @@ fn files_are_found_behind_links_and_as_plain_files() {
     symlink("/etc/hostname", snapshot.join("outside")).unwrap();
     symlink("../../blobs/missing", snapshot.join("dangling")).unwrap();
 
-    let cache = HubCache::new(dir.path().to_path_buf());
+    let cache = HubCache(dir.path().to_path_buf());
     let linked = format!("sha256:{SHA256}");
     let git = format!("git:{oid}");
-    let file = |path: &str, len, content| cache.file(&place(path), COMMIT, len, content);
+    let file = |path: &str, len, content| cache.file(&place(path), len, content);
     assert_eq!(file("sub/linked.gguf", Some(6), Some(&linked)).unwrap().content, Some(linked.clone()));
     assert_eq!(file("sub/linked.gguf", Some(7), None), None);
     assert_eq!(file("sub/linked.gguf", None, Some(&git)), None);
@@ -52,7 +52,7 @@ fn files_are_found_behind_links_and_as_plain_files() {
     for path in ["outside", "dangling", "sub", "missing"] {
         assert_eq!(file(path, None, None), None, "{path}");
     }
-    let mut walked: Vec<_> = cache.walk(&place(""), COMMIT).into_iter().map(|entry| (entry.path, entry.len)).collect();
+    let mut walked: Vec<_> = cache.walk(&place("")).into_iter().map(|entry| (entry.path, entry.len)).collect();
     walked.sort();
     let expected = [("plain.gguf", 5), ("stored.json", 6), ("sub/linked.gguf", 6)];
     assert_eq!(walked, expected.map(|(path, len)| (path.to_string(), len)));
@@ -64,13 +64,13 @@ fn branches_and_listings_are_read_and_nonsense_is_not() {
     let root = repository(dir.path());
     fs::write(root.join("refs/main"), COMMIT).unwrap();
     fs::write(root.join("refs/broken"), "x").unwrap();
-    let cache = HubCache::new(dir.path().to_path_buf());
+    let cache = HubCache(dir.path().to_path_buf());
     assert_eq!(cache.commit(&place(""), "main"), Some(COMMIT.to_string()));
     assert_eq!(cache.commit(&place(""), "broken"), None);
-    assert_eq!(cache.listing(&place(""), COMMIT), None);
+    assert_eq!(cache.listing(&place("")), None);
     let list = |text: &str| {
         fs::write(root.join("trees").join(format!("{COMMIT}.json")), text).unwrap();
-        cache.listing(&place(""), COMMIT)
+        cache.listing(&place(""))
     };
     let text = format!(
         r#"{{"format_version": 1, "files": {{"a": {{"size": 3, "blob_id": "{COMMIT}"}},

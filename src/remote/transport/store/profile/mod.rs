@@ -15,9 +15,7 @@ use serde::Deserialize;
 use tokio::process::Command;
 use tokio::sync::Mutex;
 
-use super::super::environment::EnvironmentCopy;
-use super::super::error::{ErrorKind, TransportError};
-use super::failure::CarriedError;
+use super::super::{EnvironmentCopy, ErrorKind, TransportError, TransportResult};
 
 /// The time limit for a program. A login may ask the user in a browser.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,13 +23,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Keys are renewed this long before they expire.
 const MARGIN: Duration = Duration::from_secs(300);
 
-/// The settings of one profile, from both files.
 #[derive(Default)]
 pub(super) struct AwsProfile {
-    name: String,
+    pub name: String,
     values: BTreeMap<String, String>,
-    /// The section that `services` names.
-    services: BTreeMap<String, String>,
 }
 
 /// Values may be keys.
@@ -42,40 +37,30 @@ impl fmt::Debug for AwsProfile {
 }
 
 impl AwsProfile {
-    /// Reads the profile that the environment names, or `default`.
-    ///
-    /// # Errors
-    /// A profile is named and neither file has it.
-    pub(super) fn load(environment: &EnvironmentCopy) -> Result<AwsProfile, TransportError> {
+    /// Reads the profile that the environment names, or `default`. Fails if a profile is named and neither file has it.
+    pub fn load(environment: &EnvironmentCopy) -> TransportResult<AwsProfile> {
         let named = environment.get("AWS_PROFILE").or_else(|| environment.get("AWS_DEFAULT_PROFILE"));
         let name = named.unwrap_or("default");
-        let read = |path: Option<PathBuf>| path.and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
-        let [config, credentials] = profile_files(environment).map(|path| sections(&read(path)));
+        let texts = profile_files(environment).map(|path| path.and_then(|path| fs::read_to_string(path).ok()));
+        let [config, credentials] = texts.map(|text| sections(&text.unwrap_or_default()));
         let in_config =
             config.get(&format!("profile {name}")).or_else(|| config.get(name).filter(|_| name == "default"));
         let in_credentials = credentials.get(name);
         if named.is_some() && in_config.is_none() && in_credentials.is_none() {
             let text = format!("the AWS profile {name} is neither in the config file nor in the credentials file");
-            return Err(TransportError::new(ErrorKind::Credentials, text));
+            return Err(ErrorKind::Credentials.error(text));
         }
         let mut values = in_config.cloned().unwrap_or_default();
         values.extend(in_credentials.cloned().unwrap_or_default());
+        // The server for S3 alone comes before that for all services.
         let services = values.get("services").and_then(|name| config.get(&format!("services {name}")));
-        Ok(AwsProfile { name: name.to_string(), services: services.cloned().unwrap_or_default(), values })
+        let endpoint = services.and_then(|services| services.get("s3.endpoint_url")).filter(|url| !url.is_empty());
+        values.extend(endpoint.map(|url| ("endpoint_url".to_string(), url.clone())));
+        Ok(AwsProfile { name: name.to_string(), values })
     }
 
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub(super) fn get(&self, name: &str) -> Option<&str> {
+    pub fn get(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str).filter(|value| !value.is_empty())
-    }
-
-    /// The server for S3.
-    pub(super) fn endpoint(&self) -> Option<&str> {
-        let service = self.services.get("s3.endpoint_url").map(String::as_str).filter(|value| !value.is_empty());
-        service.or_else(|| self.get("endpoint_url"))
     }
 }
 
@@ -117,132 +102,103 @@ fn sections(text: &str) -> BTreeMap<String, BTreeMap<String, String>> {
 }
 
 /// Gives the keys of a profile, and renews them.
-#[derive(Debug)]
 pub(super) struct ProfileProvider {
-    origin: KeyOrigin,
+    /// The program that gives them; `None` for keys in a file.
+    pub program: Option<KeyProgram>,
+    /// With the time when they expire.
     current: Mutex<Option<(Arc<AwsCredential>, Option<SystemTime>)>>,
 }
 
-enum KeyOrigin {
-    Keys(Arc<AwsCredential>),
-    /// A program and its arguments. The text for errors does not repeat them.
-    Program {
-        program: String,
-        arguments: Vec<String>,
-        name: &'static str,
-        profile: String,
-    },
+/// A program that prints keys. Neither errors nor `Debug` show its arguments.
+pub(super) struct KeyProgram {
+    command: Vec<String>,
+    name: &'static str,
+    pub profile: String,
 }
 
-impl fmt::Debug for KeyOrigin {
+impl fmt::Debug for ProfileProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            KeyOrigin::Keys(_) => f.write_str("Keys"),
-            KeyOrigin::Program { name, .. } => f.write_str(name),
-        }
+        f.write_str(self.program.as_ref().map_or("Keys", |program| program.name))
     }
 }
 
 impl ProfileProvider {
-    /// The provider of a profile; `None` if the profile has no credentials.
-    ///
-    /// # Errors
-    /// The profile has half a pair of keys.
-    pub(super) fn of(
-        profile: &AwsProfile,
-        environment: &EnvironmentCopy,
-    ) -> Result<Option<ProfileProvider>, TransportError> {
-        let logins = ["sso_session", "sso_start_url", "role_arn", "login_session"];
+    /// The provider of a profile; `None` if the profile has no credentials. Fails if it has half a pair of keys.
+    pub fn of(profile: &AwsProfile, environment: &EnvironmentCopy) -> TransportResult<Option<ProfileProvider>> {
+        let has = |names: &[&str]| names.iter().any(|name| profile.get(name).is_some());
         let pair = (profile.get("aws_access_key_id"), profile.get("aws_secret_access_key"));
-        let origin = if let Some(role) = profile.get("role_arn")
-            && (profile.get("source_profile").is_some() || profile.get("credential_source").is_some())
-        {
-            log::debug!("the role {role} is assumed by the AWS command line");
-            KeyOrigin::export(profile, environment)
+        let mut keys = None;
+        let program = if has(&["role_arn"]) && has(&["source_profile", "credential_source"]) {
+            Some(KeyProgram::export(profile, environment))
         } else if let (Some(id), Some(key)) = pair {
             let token = profile.get("aws_session_token").map(str::to_string);
-            KeyOrigin::Keys(Arc::new(AwsCredential { key_id: id.to_string(), secret_key: key.to_string(), token }))
+            keys = Some((Arc::new(AwsCredential { key_id: id.into(), secret_key: key.into(), token }), None));
+            None
         } else if pair.0.is_some() || pair.1.is_some() {
             let text = format!("the AWS profile {} has only one of key id and secret key", profile.name);
-            return Err(TransportError::new(ErrorKind::Credentials, text));
+            return Err(ErrorKind::Credentials.error(text));
         } else if let Some(process) = profile.get("credential_process") {
-            KeyOrigin::Program {
-                program: "/bin/sh".to_string(),
-                arguments: vec!["-c".to_string(), process.to_string()],
-                name: "credential_process",
-                profile: profile.name.clone(),
-            }
-        } else if logins.iter().any(|name| profile.get(name).is_some()) {
-            KeyOrigin::export(profile, environment)
+            let command = ["/bin/sh", "-c", process].map(str::to_string).to_vec();
+            Some(KeyProgram { command, name: "credential_process", profile: profile.name.clone() })
+        } else if has(&["sso_session", "sso_start_url", "role_arn", "login_session"]) {
+            Some(KeyProgram::export(profile, environment))
         } else {
             return Ok(None);
         };
-        Ok(Some(ProfileProvider { origin, current: Mutex::default() }))
+        Ok(Some(ProfileProvider { program, current: Mutex::new(keys) }))
     }
 
-    /// The name of the profile, if a program gives its keys.
-    pub(super) fn runs_for(&self) -> Option<&str> {
-        match &self.origin {
-            KeyOrigin::Keys(_) => None,
-            KeyOrigin::Program { profile, .. } => Some(profile),
-        }
-    }
-
-    async fn keys(&self) -> Result<Arc<AwsCredential>, TransportError> {
-        if let KeyOrigin::Keys(keys) = &self.origin {
-            return Ok(keys.clone());
-        }
+    async fn keys(&self) -> TransportResult<Arc<AwsCredential>> {
         let mut current = self.current.lock().await;
         let now = SystemTime::now();
-        if let Some((keys, expires)) = &*current
-            && expires.is_none_or(|expires| now + MARGIN < expires)
-        {
-            return Ok(keys.clone());
+        match (&*current, &self.program) {
+            (Some((keys, expires)), _) if expires.is_none_or(|expires| now + MARGIN < expires) => Ok(keys.clone()),
+            (_, Some(program)) => {
+                let keys = program.run().await?;
+                Ok(current.insert(keys).0.clone())
+            }
+            (_, None) => Err(ErrorKind::Credentials.error("no program gives these keys")),
         }
-        let (keys, expires) = self.origin.run().await?;
-        *current = Some((keys.clone(), expires));
-        Ok(keys)
     }
 }
 
-impl KeyOrigin {
+impl KeyProgram {
     /// The command of the AWS command line, version 2, which handles every kind of profile.
-    fn export(profile: &AwsProfile, environment: &EnvironmentCopy) -> KeyOrigin {
-        let arguments = ["configure", "export-credentials", "--format", "process", "--profile", &profile.name];
-        KeyOrigin::Program {
-            program: environment.get("AWS_CLI").unwrap_or("aws").to_string(),
-            arguments: arguments.map(str::to_string).to_vec(),
+    fn export(profile: &AwsProfile, environment: &EnvironmentCopy) -> KeyProgram {
+        let program = environment.get("AWS_CLI").unwrap_or("aws");
+        let command = [program, "configure", "export-credentials", "--format", "process", "--profile", &profile.name];
+        KeyProgram {
+            command: command.map(str::to_string).to_vec(),
             name: "aws configure export-credentials",
             profile: profile.name.clone(),
         }
     }
 
-    async fn run(&self) -> Result<(Arc<AwsCredential>, Option<SystemTime>), TransportError> {
-        let KeyOrigin::Program { program, arguments, name, profile } = self else {
-            return Err(TransportError::new(ErrorKind::Credentials, "no program gives these keys"));
-        };
-        let failed = |what: &str| {
-            TransportError::new(ErrorKind::Credentials, format!("`{name}` of the AWS profile {profile} {what}"))
-        };
-        let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    async fn run(&self) -> TransportResult<(Arc<AwsCredential>, Option<SystemTime>)> {
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]).stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
         let output = tokio::time::timeout(PATIENCE, command.output()).await;
-        let output = output.map_err(|_| failed("takes too long"))?;
+        let output = output.map_err(|_| self.failure("takes too long"))?;
         let output = output.map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => failed("is not installed; it needs version 2 of the AWS command line"),
-            _ => failed("cannot be started"),
+            std::io::ErrorKind::NotFound => {
+                self.failure("is not installed; it needs version 2 of the AWS command line")
+            }
+            _ => self.failure("cannot be started"),
         })?;
         if !output.status.success() {
-            return Err(failed("fails; run it in a shell to see why"));
+            return Err(self.failure("fails; run it in a shell to see why"));
         }
-        let wrong = |_| failed("prints no credentials");
-        let keys: PrintedKeys = serde_json::from_slice(&output.stdout).map_err(wrong)?;
-        let expires = match keys.expiration {
-            Some(text) => Some(text.parse::<jiff::Timestamp>().map_err(|_| failed("prints a wrong date"))?.into()),
-            None => None,
-        };
+        let keys: PrintedKeys =
+            serde_json::from_slice(&output.stdout).map_err(|_| self.failure("prints no credentials"))?;
+        let expires = keys.expiration.map(|text| text.parse::<jiff::Timestamp>().map(SystemTime::from));
+        let expires = expires.transpose().map_err(|_| self.failure("prints a wrong date"))?;
         let (key_id, secret_key, token) = (keys.access_key_id, keys.secret_access_key, keys.session_token);
         Ok((Arc::new(AwsCredential { key_id, secret_key, token }), expires))
+    }
+
+    fn failure(&self, what: &str) -> TransportError {
+        let Self { command: _, name, profile } = self;
+        ErrorKind::Credentials.error(format!("`{name}` of the AWS profile {profile} {what}"))
     }
 }
 
@@ -260,9 +216,7 @@ impl CredentialProvider for ProfileProvider {
     type Credential = AwsCredential;
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
-        self.keys()
-            .await
-            .map_err(|error| object_store::Error::Generic { store: "S3", source: Box::new(CarriedError(error)) })
+        self.keys().await.map_err(|error| object_store::Error::Generic { store: "S3", source: Box::new(error) })
     }
 }
 

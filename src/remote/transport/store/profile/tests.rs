@@ -1,3 +1,4 @@
+use super::super::super::error::ErrorKind;
 use super::*;
 
 fn environment(dir: &std::path::Path, config: &str, credentials: &str, more: &[(&str, &str)]) -> EnvironmentCopy {
@@ -18,9 +19,9 @@ fn profiles_join_both_files() {
     let credentials = "[dev]\naws_access_key_id=ID\naws_secret_access_key=a#b=c==\n[half]\naws_access_key_id=ID\n";
     let load = |more: &[(&str, &str)]| AwsProfile::load(&environment(dir.path(), config, credentials, more));
     let default = load(&[]).unwrap();
-    assert_eq!((default.get("region"), default.endpoint()), (Some("eu-west-1"), None));
+    assert_eq!((default.get("region"), default.get("endpoint_url")), (Some("eu-west-1"), None));
     let dev = load(&[("AWS_PROFILE", "dev")]).unwrap();
-    assert_eq!((dev.get("region"), dev.endpoint()), (Some("us-west-2"), Some("http://h:1")));
+    assert_eq!((dev.get("region"), dev.get("endpoint_url")), (Some("us-west-2"), Some("http://h:1")));
     assert_eq!(dev.get("s3.addressing_style"), Some("path"));
     assert_eq!((dev.get("aws_access_key_id"), dev.get("aws_secret_access_key")), (Some("ID"), Some("a#b=c==")));
     assert!(!format!("{dev:?}").contains("a#b"));
@@ -28,8 +29,8 @@ fn profiles_join_both_files() {
     assert!(ProfileProvider::of(&default, &none).unwrap().is_none());
     assert!(ProfileProvider::of(&load(&[("AWS_DEFAULT_PROFILE", "bare")]).unwrap(), &none).unwrap().is_none());
     let half = ProfileProvider::of(&load(&[("AWS_PROFILE", "half")]).unwrap(), &none).unwrap_err();
-    assert_eq!(half.kind(), ErrorKind::Credentials);
-    assert_eq!(load(&[("AWS_PROFILE", "missing")]).unwrap_err().kind(), ErrorKind::Credentials);
+    assert_eq!(half.kind, ErrorKind::Credentials);
+    assert_eq!(load(&[("AWS_PROFILE", "missing")]).unwrap_err().kind, ErrorKind::Credentials);
 }
 
 #[tokio::test]
@@ -65,7 +66,7 @@ async fn a_process_gives_keys_until_they_expire() {
 
     for process in ["echo SECRET", "exit 3 # SECRET", "echo '{\"AccessKeyId\": \"SECRET\"}'"] {
         let error = provider(process).keys().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Credentials);
+        assert_eq!(error.kind, ErrorKind::Credentials);
         assert!(!format!("{error} {error:?}").contains("SECRET"), "{error}");
     }
 }

@@ -1,0 +1,141 @@
+//! The values of a pickle. A value that is used many times is stored once.
+
+/// A function that calls its first argument.
+const CALLER: (&str, &str) = ("torch._tensor", "_rebuild_from_type_v2");
+
+/// A place in the pickle, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PickleSpan {
+    pub(super) start: u32,
+    pub(super) len: u32,
+}
+
+/// A value. Numbers are indices into the [`PickleTree`].
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub enum PickleValue {
+    #[default]
+    None,
+    Bool(bool),
+    Int(i64),
+    /// A whole number that does not fit into 64 bits, in little-endian order.
+    Big(PickleSpan),
+    Float(f64),
+    /// UTF-8, unless the pickle is broken or of Python 2.
+    Text(PickleSpan),
+    Bytes(PickleSpan),
+    Tuple(u32),
+    /// A list or a set.
+    List(u32),
+    Dict(u32),
+    /// The target of a name in a module: a class or a function.
+    Global(u32),
+    Object(u32),
+    /// A storage, which the program that loads the pickle has to supply.
+    Persistent(u32),
+}
+
+/// An object that Python would create by a call.
+#[derive(Debug, Clone)]
+pub struct PickleObject {
+    /// The class or the function, mostly a [`PickleValue::Global`].
+    pub class: PickleValue,
+    /// Whether it is called. Otherwise only its `__new__` is.
+    pub is_call: bool,
+    /// The arguments, mostly a [`PickleValue::Tuple`].
+    pub args: PickleValue,
+    /// Is set after the call.
+    pub state: PickleValue,
+    /// Items that are added after the call, as those of a list or a dict.
+    pub items: Option<Box<ObjectItems>>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct ObjectItems {
+    pub list: Vec<PickleValue>,
+    pub dict: Vec<(PickleValue, PickleValue)>,
+}
+
+#[derive(Debug, Default)]
+pub struct PickleTree<'i> {
+    pub(super) bytes: &'i [u8],
+    pub(super) tuples: Vec<(u32, u32)>,
+    pub(super) in_tuples: Vec<PickleValue>,
+    pub(super) lists: Vec<Vec<PickleValue>>,
+    pub(super) dicts: Vec<Vec<(PickleValue, PickleValue)>>,
+    pub(super) globals: Vec<(PickleSpan, PickleSpan)>,
+    pub(super) objects: Vec<PickleObject>,
+    pub(super) persistent: Vec<PickleValue>,
+    /// The value of the whole pickle.
+    pub root: PickleValue,
+    /// Number of bytes of the pickle. Others may follow.
+    pub len: usize,
+    pub values: usize,
+}
+
+impl<'i> PickleTree<'i> {
+    pub fn bytes(&self, span: PickleSpan) -> &'i [u8] {
+        self.bytes.get(span.start as usize..span.start as usize + span.len as usize).unwrap_or_default()
+    }
+
+    /// The elements of a tuple or a list; empty for other values.
+    pub fn elements(&self, value: PickleValue) -> &[PickleValue] {
+        match value {
+            PickleValue::Tuple(at) => {
+                let (start, len) = self.tuples[at as usize];
+                &self.in_tuples[start as usize..(start + len) as usize]
+            }
+            PickleValue::List(at) => &self.lists[at as usize],
+            _ => &[],
+        }
+    }
+
+    pub fn items(&self, value: PickleValue) -> &[(PickleValue, PickleValue)] {
+        match value {
+            PickleValue::Dict(at) => &self.dicts[at as usize],
+            _ => &[],
+        }
+    }
+
+    /// The module and the name of a global; `None` for other values.
+    pub fn global(&self, value: PickleValue) -> Option<(&'i str, &'i str)> {
+        let PickleValue::Global(at) = value else { return None };
+        let (module, name) = self.globals[at as usize];
+        let [module, name] = [module, name].map(|span| str::from_utf8(self.bytes(span)).unwrap_or("?"));
+        Some((module, name))
+    }
+
+    /// Every global that the pickle names, in the order of their first use.
+    pub fn globals(&self) -> impl Iterator<Item = (&'i str, &'i str)> {
+        (0..self.globals.len() as u32).filter_map(|at| self.global(PickleValue::Global(at)))
+    }
+
+    /// The functions and classes that Python would call.
+    pub fn called(&self) -> impl Iterator<Item = PickleValue> {
+        let calls = self.objects.iter().filter(|object| object.is_call);
+        calls.flat_map(|object| {
+            let is_caller = self.global(object.class) == Some(CALLER);
+            let inner = self.elements(object.args).first().copied().filter(|_| is_caller);
+            std::iter::once(object.class).chain(inner)
+        })
+    }
+
+    pub fn object(&self, value: PickleValue) -> Option<&PickleObject> {
+        let PickleValue::Object(at) = value else { return None };
+        self.objects.get(at as usize)
+    }
+
+    pub fn persistent(&self, value: PickleValue) -> Option<PickleValue> {
+        let PickleValue::Persistent(at) = value else { return None };
+        self.persistent.get(at as usize).copied()
+    }
+
+    pub fn is_text(&self, value: PickleValue, text: &str) -> bool {
+        matches!(value, PickleValue::Text(span) if self.bytes(span) == text.as_bytes())
+    }
+
+    /// A text, if it is one and is UTF-8.
+    pub fn text(&self, value: PickleValue) -> Option<&'i str> {
+        let PickleValue::Text(span) = value else { return None };
+        str::from_utf8(self.bytes(span)).ok()
+    }
+}

@@ -1,0 +1,157 @@
+//! A directory of several models, none of which is open: its folders, the models in them, and the other files there.
+
+mod names;
+mod scan;
+mod store;
+
+use super::ids::{FolderId, ModelId};
+use crate::format::ParseMode;
+use crate::source::{Directories, Location, SourceStat};
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+/// The models below a directory, and the other files there. Numbers are assigned in a fixed order of names, so an
+/// unchanged directory always has the same numbers. Functions panic if no model has the given number.
+#[derive(Debug)]
+pub struct Catalog {
+    mode: ParseMode,
+    pub(super) top: Location,
+    /// The directory itself comes first.
+    folders: Vec<CatalogFolder>,
+    models: Vec<FoundModel>,
+    links: Vec<Location>,
+    /// The files of models that are not shown, because the same model is there as safetensors. Shards are not listed if
+    /// their index is.
+    pub(super) copies: Vec<Location>,
+    /// Messages about directories that cannot be listed, and the folders that hold these.
+    unreadable: Vec<(String, FolderId)>,
+    /// The directories that were scanned or that symlinks lead through.
+    pub(super) dirs: Directories,
+    /// The files that opening a model may read: models, indices and manifests, and the shards that these name.
+    pub(super) reads: Vec<Location>,
+    bytes: u64,
+}
+
+/// A directory, with or without models.
+#[derive(Debug)]
+pub struct CatalogFolder {
+    pub location: Location,
+    /// The folder that holds it; the first folder holds itself.
+    pub parent: FolderId,
+    pub stat: SourceStat,
+    /// The number of its device or file system.
+    pub device: u64,
+    /// Sorted by name.
+    pub entries: Vec<NamedItem>,
+    /// Indices of `entries`, sorted by [`NamedItem::error`].
+    errors: Vec<usize>,
+}
+
+impl CatalogFolder {
+    /// The item with that name, and whether the name is that of its error file.
+    pub fn find(&self, name: &OsStr) -> Option<(FolderItem, bool)> {
+        if let Ok(at) = self.entries.binary_search_by(|entry| entry.name[..].cmp(name)) {
+            return Some((self.entries[at].item, false));
+        }
+        let at = self.errors.binary_search_by(|at| self.entries[*at].error[..].cmp(name)).ok()?;
+        Some((self.entries[self.errors[at]].item, true))
+    }
+}
+
+#[derive(Debug)]
+pub struct NamedItem {
+    /// File name. It differs from the names of all other items and error files.
+    pub name: OsString,
+    /// Name of the file that reports an error of the item; empty for folders and links, which have no such file.
+    pub error: OsString,
+    pub item: FolderItem,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FolderItem {
+    Folder(FolderId),
+    Model(ModelId),
+    /// A file that is not a model, or a directory that is shown elsewhere, by its index in [`Catalog::links`].
+    Link(usize),
+    /// A directory that cannot be listed, by its index in [`Catalog::unreadable`].
+    Unreadable(usize),
+}
+
+#[derive(Debug)]
+struct FoundModel {
+    location: Location,
+    /// The number of its device or file system.
+    device: u64,
+    folder: FolderId,
+}
+
+impl Catalog {
+    pub fn mode(&self) -> ParseMode {
+        self.mode
+    }
+
+    /// A folder, if one has that number. The first folder is the directory itself.
+    pub fn folder(&self, folder: FolderId) -> Option<&CatalogFolder> {
+        self.folders.get(folder.index())
+    }
+
+    pub fn models(&self) -> impl ExactSizeIterator<Item = ModelId> + use<> {
+        (0..self.models.len()).map(ModelId::new)
+    }
+
+    pub fn only(&self) -> Option<ModelId> {
+        (self.models.len() == 1).then(|| ModelId::new(0))
+    }
+
+    pub fn model(&self, model: ModelId) -> &Location {
+        &self.models[model.index()].location
+    }
+
+    pub fn device(&self, model: ModelId) -> u64 {
+        self.models[model.index()].device
+    }
+
+    pub fn home(&self, model: ModelId) -> FolderId {
+        self.models[model.index()].folder
+    }
+
+    pub(super) fn home_location(&self, model: ModelId) -> &Location {
+        // The directory of a dataset has no folder.
+        self.folder(self.home(model)).map_or(&self.top, |folder| &folder.location)
+    }
+
+    /// The path of each model in a mount, sorted, and its number.
+    pub fn paths(&self) -> BTreeMap<PathBuf, ModelId> {
+        let mut paths = BTreeMap::new();
+        let mut ahead = vec![(PathBuf::new(), FolderId::new(0))];
+        while let Some((path, folder)) = ahead.pop() {
+            for entry in self.folder(folder).iter().flat_map(|folder| &folder.entries) {
+                match entry.item {
+                    FolderItem::Folder(inner) => ahead.push((path.join(&entry.name), inner)),
+                    FolderItem::Model(model) => drop(paths.insert(path.join(&entry.name), model)),
+                    FolderItem::Link(_) | FolderItem::Unreadable(_) => {}
+                }
+            }
+        }
+        paths
+    }
+
+    /// The files that are not models, and the directories that are shown elsewhere.
+    pub fn links(&self) -> &[Location] {
+        &self.links
+    }
+
+    pub fn unreadable(&self) -> impl Iterator<Item = &str> {
+        self.unreadable.iter().map(|(message, _)| &message[..])
+    }
+
+    pub fn unreadable_at(&self, at: usize) -> Option<(&str, FolderId)> {
+        self.unreadable.get(at).map(|(message, folder)| (&message[..], *folder))
+    }
+
+    /// Size of all files of models, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}

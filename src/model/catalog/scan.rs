@@ -1,0 +1,343 @@
+//! Scans a directory: finds which files below it are models. Does not open the models.
+//!
+//! Hidden files are left out, as by `ls`. Symlinks are followed.
+
+use super::names::FolderNames;
+use super::{Catalog, CatalogFolder, FolderItem, FoundModel, NamedItem};
+use crate::format::{self, ParseMode};
+use crate::model::access::NOBODY;
+use crate::model::assemble::split::SplitName;
+use crate::model::assemble::{self, dataset, index, ollama};
+use crate::model::error::Error;
+use crate::model::ids::{FolderId, ModelId};
+use crate::model::recognise;
+use crate::model::stem::is_model;
+use crate::source::{self, Directories, FileId, ListedEntry, ListedKind, Location, SourceStat};
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+const ENTRIES_MAX: usize = 1_000_000;
+
+/// Maximum number of files and folders behind one symlink. A symlink may lead to the root directory.
+const BEHIND_LINK_MAX: usize = 100_000;
+
+const DEPTH_MAX: usize = 64;
+
+impl Catalog {
+    /// Scans the directory at `location`. Its models will be opened in `mode`.
+    pub fn scan(location: &Location, mode: ParseMode) -> Result<Self, Error> {
+        let path = location.path().unwrap_or(Path::new("")).to_owned();
+        let absolute = location.absolute().map_err(|error| source::Error::Io { path, error })?;
+        let mut scan = CatalogScan::new(&absolute, mode);
+        match scan.directory(&absolute, FolderId::new(0)) {
+            Ok(FolderItem::Unreadable(_)) => {
+                let reasons: Vec<&str> = scan.catalog.unreadable().collect();
+                Err(Error::of_set(location, format!("a directory that cannot be listed: {}", reasons.join(", "))))
+            }
+            Ok(_) => Ok(scan.catalog),
+            Err(too_many) => Err(Error::of_set(location, too_many)),
+        }
+    }
+}
+
+pub(super) struct CatalogScan {
+    pub catalog: Catalog,
+    seen: usize,
+    /// Maximum of `seen`.
+    limit: usize,
+    /// Number of folders that hold the current one.
+    depth: usize,
+    /// Files that an index names, and all but the first split of a model, numbered in the order in which they were
+    /// found. They are shards of a model, not models.
+    claimed: HashMap<Location, usize>,
+    /// The directories scanned so far, numbered in this order. A symlink may lead to one of them again.
+    shown: HashMap<FileId, usize>,
+}
+
+pub(super) struct TooMany;
+
+impl fmt::Display for TooMany {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a directory with more than {ENTRIES_MAX} files below it")
+    }
+}
+
+impl CatalogScan {
+    pub fn new(top: &Location, mode: ParseMode) -> Self {
+        let (folders, models, links, copies, unreadable, reads) = Default::default();
+        let (top, dirs) = (top.clone(), Directories::default());
+        let catalog = Catalog { mode, top, folders, models, links, copies, unreadable, dirs, reads, bytes: 0 };
+        let (claimed, shown) = Default::default();
+        Self { catalog, seen: 0, limit: ENTRIES_MAX, depth: 0, claimed, shown }
+    }
+
+    pub fn folder(&mut self, location: &Location, parent: FolderId, stat: SourceStat, device: u64) -> FolderId {
+        let (entries, errors, location) = (Vec::new(), Vec::new(), location.clone());
+        self.catalog.folders.push(CatalogFolder { location, parent, stat, device, entries, errors });
+        FolderId::new(self.catalog.folders.len() - 1)
+    }
+
+    pub fn fill(&mut self, folder: FolderId, mut listed: Vec<NamedItem>) {
+        listed.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut errors: Vec<usize> = (0..listed.len()).collect();
+        errors.sort_by(|a, b| listed[*a].error.cmp(&listed[*b].error));
+        let folder = &mut self.catalog.folders[folder.index()];
+        (folder.entries, folder.errors) = (listed, errors);
+    }
+
+    pub fn model(&mut self, location: Location, device: u64, folder: FolderId) -> FolderItem {
+        self.catalog.models.push(FoundModel { location, device, folder });
+        FolderItem::Model(ModelId::new(self.catalog.models.len() - 1))
+    }
+
+    pub fn link(&mut self, location: &Location) -> FolderItem {
+        self.catalog.links.push(location.clone());
+        FolderItem::Link(self.catalog.links.len() - 1)
+    }
+
+    pub fn unreadable(&mut self, message: String, folder: FolderId) -> FolderItem {
+        self.catalog.unreadable.push((message, folder));
+        FolderItem::Unreadable(self.catalog.unreadable.len() - 1)
+    }
+
+    pub fn count(&mut self, entries: usize) -> Result<(), TooMany> {
+        self.seen += entries;
+        if self.seen > self.limit { Err(TooMany) } else { Ok(()) }
+    }
+
+    /// Marks a file as a part of a model. Returns whether it was not one before.
+    pub fn claim(&mut self, file: Location) -> bool {
+        let number = self.claimed.len();
+        *self.claimed.entry(file).or_insert(number) == number
+    }
+
+    pub fn add_bytes(&mut self, len: u64) {
+        self.catalog.bytes = self.catalog.bytes.saturating_add(len);
+    }
+
+    /// Scans a directory in the folder `parent` and returns its item.
+    fn directory(&mut self, location: &Location, parent: FolderId) -> Result<FolderItem, TooMany> {
+        let source::DirListing { id, stat, mut entries } = match source::list_dir(location) {
+            Ok(listing) => listing,
+            Err(error) => return Ok(self.unreadable(listing_fault(location, error), parent)),
+        };
+        if self.shown.contains_key(&id) {
+            return Ok(self.link(location));
+        }
+        self.shown.insert(id, self.shown.len());
+        self.catalog.dirs.add(id, stat);
+        if self.depth == DEPTH_MAX {
+            return Ok(self.unreadable(format!("{location}: folders are nested too deeply"), parent));
+        }
+        entries.retain(|entry| !entry.name.as_bytes().starts_with(b"."));
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        self.count(entries.len())?;
+        if entries.iter().any(|entry| entry.name == dataset::MANIFEST) {
+            entries.iter().for_each(|entry| self.add_bytes(entry.len));
+            let manifest = location.join(dataset::MANIFEST);
+            self.read_shards(location, &manifest);
+            self.catalog.dirs.add_paths(location, [&manifest]);
+            self.catalog.reads.push(manifest.clone());
+            return Ok(self.model(manifest, id.0, parent));
+        }
+        let number = self.folder(location, parent, stat, id.0);
+        self.depth += 1;
+        let listed = self.entries(location, number, &entries);
+        self.depth -= 1;
+        self.fill(number, listed?);
+        Ok(FolderItem::Folder(number))
+    }
+
+    /// Scans the directory behind a symlink and returns its item. A symlink to too many files is not followed.
+    fn linked_directory(&mut self, location: &Location, parent: FolderId) -> Result<FolderItem, TooMany> {
+        let before = self.catalog.reads.len();
+        let dir = location.parent();
+        self.catalog.dirs.add_paths(&dir, [location]);
+        let item = self.follow(location, parent)?;
+        match item {
+            FolderItem::Folder(folder) => {
+                // In the mount, the folder does not lie below the directories on the path of the link, so it also gets
+                // their restrictions.
+                let traversal = self.catalog.dirs.base(&dir).and_then(|mut base| base.traverse(location));
+                let needed = traversal.map_or(Some(NOBODY), |traversal| traversal.stat);
+                let folder = &mut self.catalog.folders[folder.index()];
+                folder.stat = needed.map_or(folder.stat, |needed| folder.stat.and(needed));
+            }
+            FolderItem::Model(_) => {}
+            FolderItem::Link(_) | FolderItem::Unreadable(_) => self.catalog.reads.truncate(before),
+        }
+        Ok(item)
+    }
+
+    fn follow(&mut self, location: &Location, parent: FolderId) -> Result<FolderItem, TooMany> {
+        if self.limit < ENTRIES_MAX {
+            return self.directory(location, parent);
+        }
+        let Catalog { folders, models, links, copies, unreadable, bytes, .. } = &self.catalog;
+        let before = (folders.len(), models.len(), links.len(), copies.len(), unreadable.len());
+        let (bytes, seen, depth) = (*bytes, self.seen, self.depth);
+        let (shown, claimed) = (self.shown.len(), self.claimed.len());
+        self.limit = self.seen + BEHIND_LINK_MAX;
+        let item = self.directory(location, parent);
+        self.limit = ENTRIES_MAX;
+        item.or_else(|TooMany| {
+            let catalog = &mut self.catalog;
+            catalog.folders.truncate(before.0);
+            catalog.models.truncate(before.1);
+            catalog.links.truncate(before.2);
+            catalog.copies.truncate(before.3);
+            catalog.unreadable.truncate(before.4);
+            (catalog.bytes, self.seen, self.depth) = (bytes, seen, depth);
+            // The directories there may be reached by another path.
+            self.shown.retain(|_, number| *number < shown);
+            self.claimed.retain(|_, number| *number < claimed);
+            Ok(self.unreadable(format!("{location}: a link to more than {BEHIND_LINK_MAX} files"), parent))
+        })
+    }
+
+    /// The items of the folder that shows the directory at `dir` with these entries, which are sorted.
+    fn entries(
+        &mut self,
+        dir: &Location,
+        folder: FolderId,
+        entries: &[ListedEntry],
+    ) -> Result<Vec<NamedItem>, TooMany> {
+        let listing = ModelListing::new(entries);
+        self.claim_shards(dir, &listing);
+        let mut names = FolderNames::new(entries, &listing.later_splits);
+        let mut listed = Vec::new();
+        let is_store = ollama::is_store(entries);
+        // Symlinks come last, so that their targets are shown at their real paths.
+        let (links, real): (Vec<&ListedEntry>, Vec<&ListedEntry>) = entries.iter().partition(|entry| entry.is_link);
+        for entry in real.into_iter().chain(links) {
+            if is_store && (entry.name == ollama::MANIFESTS || entry.name == ollama::BLOBS) {
+                continue;
+            }
+            let (location, is_dir) = (dir.join(&entry.name), entry.kind == ListedKind::Dir);
+            let is_second = listing.is_second(entry);
+            if format::format_stem(&entry.name).is_some() && !is_dir && !is_second {
+                self.add_bytes(entry.len);
+            }
+            let is_claimed = self.claimed.contains_key(&location);
+            let is_model = is_model(&entry.name) && !is_second;
+            if entry.is_link && !is_dir && (is_model || is_claimed) {
+                self.catalog.dirs.add_paths(dir, [&location]);
+            }
+            let file = entry.name.clone();
+            let (name, item) = if is_dir {
+                let item = match entry.is_link {
+                    true => self.linked_directory(&location, folder)?,
+                    false => self.directory(&location, folder)?,
+                };
+                (names.of_file(file), item)
+            } else if is_claimed {
+                continue;
+            } else if is_model {
+                self.catalog.reads.push(location.clone());
+                (names.of_model(file), self.model(location, entry.device, folder))
+            } else {
+                (names.of_file(file), self.link(&location))
+            };
+            listed.push(names.item(name, item));
+        }
+        if is_store {
+            listed.extend(self.store(dir, folder, &mut names)?);
+        }
+        if listed.iter().any(|named| matches!(named.item, FolderItem::Model(_))) {
+            // Opening a quantized model reads them.
+            let configs = entries.iter().filter(|entry| recognise::configs().any(|config| entry.name == config));
+            let configs: Vec<Location> = configs.map(|entry| dir.join(&entry.name)).collect();
+            self.catalog.dirs.add_paths(dir, &configs);
+            self.catalog.reads.extend(configs);
+        }
+        Ok(listed)
+    }
+
+    /// Claims the shards of the models in a directory, and lists the files that are there in another format too.
+    fn claim_shards(&mut self, dir: &Location, listing: &ModelListing) {
+        let copies: Vec<Location> = listing.copies().map(|entry| dir.join(&entry.name)).collect();
+        let shards: HashSet<Location> = copies.iter().flat_map(|copy| assemble::known_files(copy).others).collect();
+        self.catalog.copies.extend(copies.into_iter().filter(|copy| !shards.contains(copy)));
+        for (at, entry) in listing.entries.iter().enumerate() {
+            if listing.later_splits.contains(&at) {
+                let split = dir.join(&entry.name);
+                self.claim(split.clone());
+                self.catalog.reads.push(split);
+            }
+            // An index claims no files outside of its directory. A damaged one is a broken model, and claims no files.
+            if index::index_stem(&entry.name).is_some() && !listing.is_second(entry) {
+                let main = dir.join(&entry.name);
+                let mut shards = self.read_shards(dir, &main);
+                if shards.is_empty() && index::is_unreadable(&main) {
+                    let usual = listing.entries.iter().filter(|file| index::is_usual_shard(&entry.name, &file.name));
+                    shards.extend(usual.map(|file| dir.join(&file.name)));
+                    self.catalog.reads.extend(shards.iter().cloned());
+                }
+                shards.into_iter().for_each(|shard| _ = self.claim(shard));
+            }
+        }
+    }
+
+    /// Adds the shards that the index or manifest at `main` names to the files that may be read, and returns them.
+    fn read_shards(&mut self, dir: &Location, main: &Location) -> Vec<Location> {
+        let mut shards = assemble::known_files(main).others;
+        // An index may name ten thousand files that do not exist.
+        shards.retain(source::exists);
+        // Their directories may be hidden, and are not scanned then.
+        self.catalog.dirs.add_paths(dir, &shards);
+        self.catalog.reads.extend(shards.iter().cloned());
+        shards
+    }
+}
+
+pub(super) fn listing_fault(dir: &Location, error: source::Error) -> String {
+    match error {
+        source::Error::Io { error, .. } => format!("{dir}: {}", source::strerror(&error)),
+        error => format!("{dir}: {error}"),
+    }
+}
+
+/// The entries of a directory, and which of them are parts of other models.
+struct ModelListing<'e> {
+    /// Sorted by name.
+    entries: &'e [ListedEntry],
+    /// The indices of the splits that are not the first file of their model.
+    later_splits: HashSet<usize>,
+    /// Whether there are other models than arrays and copies.
+    has_main: bool,
+}
+
+impl<'e> ModelListing<'e> {
+    fn new(entries: &'e [ListedEntry]) -> Self {
+        let splits = entries.iter().enumerate().filter(|(_, entry)| entry.kind == ListedKind::File);
+        let splits = splits.filter_map(|(at, entry)| Some((at, SplitName::parse(&entry.name)?)));
+        let mut models = HashSet::new();
+        // Entries are sorted by name. The numbers of the splits of a model have the same number of digits.
+        let later = splits.filter(|(_, split)| split.is_in_range() && !models.insert(split.model()));
+        let later_splits = later.map(|(at, _)| at).collect();
+        let listing = Self { entries, later_splits, has_main: false };
+        let has_main = listing.models().any(|entry| !format::is_secondary(&entry.name) && !listing.is_copy(entry));
+        Self { has_main, ..listing }
+    }
+
+    fn models(&self) -> impl Iterator<Item = &'e ListedEntry> {
+        self.entries.iter().filter(|entry| entry.kind == ListedKind::File && is_model(&entry.name))
+    }
+
+    fn copies(&self) -> impl Iterator<Item = &'e ListedEntry> {
+        self.models().filter(|entry| self.is_copy(entry))
+    }
+
+    /// Whether the same model is there as safetensors, which is preferred, so that a directory with both is one model.
+    fn is_copy(&self, entry: &ListedEntry) -> bool {
+        let preferred = format::preferred_names(&entry.name);
+        preferred.into_iter().flatten().any(|name| self.entries.binary_search_by(|entry| entry.name.cmp(&name)).is_ok())
+    }
+
+    /// Whether a file is a copy, or an array beside a model, which belongs to it, such as a mean or a vocabulary.
+    fn is_second(&self, entry: &ListedEntry) -> bool {
+        self.is_copy(entry) || self.has_main && format::is_secondary(&entry.name)
+    }
+}

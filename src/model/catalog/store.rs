@@ -1,0 +1,185 @@
+//! The models of an Ollama store: each manifest becomes a folder, with a model for each layer that holds weights.
+
+use super::names::FolderNames;
+use super::scan::{CatalogScan, TooMany, listing_fault};
+use super::{Catalog, FolderItem, NamedItem};
+use crate::format::ParseMode;
+use crate::model::access::NOBODY;
+use crate::model::assemble::ollama::{self, OllamaLayer, OllamaManifest};
+use crate::model::error::Error;
+use crate::model::ids::FolderId;
+use crate::source::{self, ListedKind, Location, SourceStat};
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+impl Catalog {
+    /// The models of a manifest of an Ollama store, and its other files. Their paths are those in the whole store.
+    pub(in crate::model) fn of_manifest(manifest: &OllamaManifest, mode: ParseMode) -> Result<Self, Error> {
+        // In a store, a manifest that cannot be read becomes an error file.
+        manifest.read()?;
+        let path = manifest.location.path().unwrap_or(Path::new("")).to_owned();
+        let absolute = manifest.absolute().and_then(|manifest| Ok((source::stat_at(&manifest.location)?, manifest)));
+        let (stat, manifest) = absolute.map_err(|error| source::Error::Io { path, error })?;
+        let mut scan = CatalogScan::new(&manifest.store, mode);
+        let device = source::device_at(&manifest.location);
+        let top = scan.folder(&manifest.location, FolderId::new(0), shown_as_folder(stat), device);
+        let listed = scan.manifests(vec![manifest.clone()], top, &mut FolderNames::empty());
+        scan.fill(top, listed.map_err(|too_many| Error::of_set(&manifest.location, too_many))?);
+        Ok(scan.catalog)
+    }
+}
+
+impl CatalogScan {
+    /// The models of an Ollama store, as items of the folder that shows the store.
+    pub fn store(
+        &mut self,
+        store: &Location,
+        folder: FolderId,
+        names: &mut FolderNames,
+    ) -> Result<Vec<NamedItem>, TooMany> {
+        let (mut found, mut listed, mut ahead) = (Vec::new(), Vec::new(), vec![Vec::new()]);
+        while let Some(parts) = ahead.pop() {
+            let dir = parts.iter().fold(store.join(ollama::MANIFESTS), |dir: Location, part: &OsString| dir.join(part));
+            let source::DirListing { id, stat, entries } = match source::list_dir(&dir) {
+                Ok(listing) => listing,
+                Err(error) => {
+                    let item = self.unreadable(listing_fault(&dir, error), folder);
+                    let name = names.free(dir.file_name());
+                    listed.push(names.item(name, item));
+                    continue;
+                }
+            };
+            self.catalog.dirs.add(id, stat);
+            self.count(entries.len())?;
+            for entry in entries.into_iter().filter(|entry| !entry.name.as_bytes().starts_with(b".")) {
+                let is_dir = entry.kind == ListedKind::Dir;
+                let parts: Vec<OsString> = parts.iter().cloned().chain([entry.name]).collect();
+                match <[OsString; ollama::PARTS]>::try_from(parts) {
+                    Ok(parts) if !is_dir => found.push(OllamaManifest::new(store, parts)),
+                    Err(parts) if is_dir => ahead.push(parts),
+                    // Ollama has no other files there.
+                    Ok(_) | Err(_) => {}
+                }
+            }
+        }
+        listed.extend(self.manifests(found, folder, names)?);
+        Ok(listed)
+    }
+
+    fn manifests(
+        &mut self,
+        found: Vec<OllamaManifest>,
+        folder: FolderId,
+        names: &mut FolderNames,
+    ) -> Result<Vec<NamedItem>, TooMany> {
+        let paths = ollama::mount_paths(&found);
+        let mut sorted: Vec<(&[OsString], &OllamaManifest)> = paths.into_iter().zip(&found).collect();
+        sorted.sort_by(|a, b| a.0.cmp(b.0));
+        self.arrange(&sorted, 0, folder, names)
+    }
+
+    /// The items of a folder that shows the paths of these manifests from the component at `depth` on.
+    fn arrange(
+        &mut self,
+        found: &[(&[OsString], &OllamaManifest)],
+        depth: usize,
+        folder: FolderId,
+        names: &mut FolderNames,
+    ) -> Result<Vec<NamedItem>, TooMany> {
+        let mut listed = Vec::new();
+        for group in found.chunk_by(|a, b| a.0[depth] == b.0[depth]) {
+            let (path, manifest) = group[0];
+            let name = names.free(&path[depth]);
+            let item = if path.len() == depth + 1 {
+                self.tag(manifest, folder)?
+            } else {
+                // A folder may show several directories, of models of the same name in two namespaces.
+                let dirs = group.iter().map(|(path, manifest)| manifest.ancestor(path.len() - depth - 1));
+                let dirs: BTreeMap<String, Location> = dirs.map(|dir| (dir.to_string(), dir)).collect();
+                let stats = dirs.values().map(|dir| self.reached(&manifest.store, dir, None));
+                let stat = stats.reduce(SourceStat::and).unwrap_or(NOBODY);
+                // The group has at least one manifest.
+                let dir = dirs.into_values().next().unwrap_or_else(|| manifest.location.clone());
+                let inner = self.folder(&dir, folder, stat, source::device_at(&dir));
+                let items = self.arrange(group, depth + 1, inner, &mut FolderNames::empty())?;
+                self.fill(inner, items);
+                FolderItem::Folder(inner)
+            };
+            listed.push(names.item(name, item));
+        }
+        Ok(listed)
+    }
+
+    /// The permissions of a directory in a store, or `own` if it is given, restricted to users who can search the
+    /// directories between the store and `location`.
+    fn reached(&mut self, store: &Location, location: &Location, own: Option<SourceStat>) -> SourceStat {
+        let dirs = &mut self.catalog.dirs;
+        dirs.add_paths(store, [location]);
+        let own = own.or_else(|| dirs.base(location).and_then(|base| base.stat()).ok());
+        let traversal = dirs.base(store).and_then(|mut base| base.traverse(location));
+        match (own, traversal) {
+            (Some(own), Ok(traversal)) => traversal.stat.map_or(own, |needed| own.and(needed)),
+            (own, _) => own.map_or(NOBODY, |own| own.and(NOBODY)),
+        }
+    }
+
+    fn tag(&mut self, manifest: &OllamaManifest, parent: FolderId) -> Result<FolderItem, TooMany> {
+        let OllamaManifest { location, store, .. } = manifest;
+        let stat = match source::stat_at(location) {
+            Ok(stat) => shown_as_folder(stat),
+            Err(error) => return Ok(self.unreadable(format!("{location}: {}", source::strerror(&error)), parent)),
+        };
+        let stat = self.reached(store, location, Some(stat));
+        let folder = self.folder(location, parent, stat, source::device_at(location));
+        self.catalog.reads.push(location.clone());
+        let (mut names, mut listed) = (FolderNames::empty(), Vec::new());
+        match manifest.read() {
+            Ok((layers, _)) => {
+                self.count(layers.len())?;
+                for layer in layers {
+                    let item = self.layer(manifest, &layer, folder);
+                    let name = names.free(OsStr::new(&layer.name));
+                    listed.push(names.item(name, item));
+                }
+                let (name, item) = (names.free("manifest.json".as_ref()), self.link(location));
+                listed.push(names.item(name, item));
+            }
+            Err(error) => {
+                let item = self.unreadable(error.to_string(), folder);
+                listed.push(names.item("manifest".into(), item));
+            }
+        }
+        self.fill(folder, listed);
+        Ok(FolderItem::Folder(folder))
+    }
+
+    fn layer(&mut self, manifest: &OllamaManifest, layer: &OllamaLayer, folder: FolderId) -> FolderItem {
+        let OllamaManifest { location, store, .. } = manifest;
+        let blob = layer.path(store);
+        let len = blob.as_ref().and_then(source::len_at);
+        match (blob, layer.fault(len)) {
+            (blob, _) if layer.is_model => {
+                let device = blob.as_ref().map_or(0, source::device_at);
+                if let (Some(blob), Some(len)) = (blob, len) {
+                    self.catalog.dirs.add_paths(store, [&blob]);
+                    self.catalog.reads.push(blob.clone());
+                    // Several models may have a layer in common.
+                    if self.claim(blob) {
+                        self.add_bytes(len);
+                    }
+                }
+                self.model(location.join(&layer.name), device, folder)
+            }
+            (Some(blob), None) => self.link(&blob),
+            (_, fault) => self.unreadable(format!("{location}: {}", fault.unwrap_or_default()), folder),
+        }
+    }
+}
+
+/// The permissions of a folder whose names are the content of a file with this `stat`.
+fn shown_as_folder(stat: SourceStat) -> SourceStat {
+    let readers = stat.mode & 0o444;
+    SourceStat { mode: readers | readers >> 2, ..stat }
+}

@@ -1,0 +1,122 @@
+//! The rules of `check`: those of headers, on which the formats report, and those of data, indexes and manifests.
+
+use serde::Serialize;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// The model is not sound.
+    Error,
+    /// The model is sound, but some programs may have problems with it.
+    Warning,
+    /// The model is sound. Users should know this about it.
+    Note,
+}
+
+/// A rule that is checked: errors first, then warnings, then notes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CheckRule {
+    Format,
+    Entry,
+    /// Bytes between the data of two tensors, or after the last tensor, belong to no tensor.
+    Hole,
+    Overlap,
+    Index,
+    Split,
+    Hash,
+    Nan,
+    /// An entry of an archive is described in two ways that differ.
+    Archive,
+    /// A pickle names a function that can run code.
+    PickleCode,
+    ZeroEnd,
+    Scale,
+    GroupIndex,
+
+    Manifest,
+    TensorIndex,
+    IndexTwice,
+    IndexTotals,
+    SplitName,
+    /// The parser accepts the header, but some readers reject it.
+    Json,
+    /// Metadata keys are missing, or have values that programs do not expect.
+    GgufKeys,
+    /// The padding after the data is missing or too long.
+    GgufPadding,
+    /// Bytes after the data belong to no tensor. Readers of the format ignore them.
+    Trailing,
+    /// Tensors of a sound file cannot be shown.
+    LeftOut,
+    /// The tensors or the parameters are not those of a complete model of the architecture.
+    Model,
+    /// A pickle names a class or a function that is not needed for tensors.
+    PickleGlobal,
+    HeaderSize,
+    DataStart,
+    Unaligned,
+    UnknownDtype,
+    #[serde(rename = "modelspec")]
+    ModelSpec,
+    Kohya,
+    Infinite,
+    Companion,
+    ZeroWeight,
+
+    RawDtype,
+    /// The file has a checksum that cannot be computed.
+    Unverified,
+    ZeroScale,
+    Zero,
+    Padding,
+    Quantized,
+}
+
+impl CheckRule {
+    pub fn severity(self) -> Severity {
+        match self {
+            rule if rule <= Self::GroupIndex => Severity::Error,
+            rule if rule <= Self::ZeroWeight => Severity::Warning,
+            _ => Severity::Note,
+        }
+    }
+
+    /// The consequences of a violation, if they are not obvious.
+    pub fn hint(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Hash => "the data has changed since the hash was computed, or was written in another order",
+            Self::Archive => "programs that read the other description see another file",
+            Self::PickleCode => {
+                "do not load the file with torch.load or pickle unless you trust its origin; weightfs and torch.load(..., \
+                 weights_only=True) do not run it"
+            }
+            Self::PickleGlobal => "torch.load(..., weights_only=True) refuses the file",
+            Self::ZeroEnd => "probably an unfinished download or copy: fetch the file again",
+            Self::IndexTwice => "readers may take the first entry, or none",
+            Self::IndexTotals => "transformers and accelerate do not compare them",
+            Self::SplitName => "llama.cpp finds the splits of a model by their names and keys",
+            Self::Json => "the official reader accepts it, others may not",
+            Self::GgufKeys => "programs such as llama.cpp may fail to load the model",
+            Self::Model => "the program of the format may not load the model",
+            Self::HeaderSize => "huggingface_hub and huggingface.js reject such headers",
+            Self::DataStart => {
+                "the official writer pads the header to a multiple of 8 bytes; wide elements may not be usable in place"
+            }
+            Self::Unaligned => {
+                "this affects readers that use mapped bytes in place: Rust's bytemuck::cast_slice panics, torch cannot view such \
+                 bytes as another dtype, others copy; NumPy and the official readers accept them"
+            }
+            Self::UnknownDtype => "the official reader (0.8.0) rejects the file",
+            Self::Infinite => "masks may have infinite values, weights should not",
+            Self::Companion => {
+                "such weights are shown as stored: the model is incomplete, or weightfs does not recognise a variant of the scheme"
+            }
+            Self::ZeroWeight => "a trained weight is not zero; data may be missing",
+            Self::ZeroScale => "normal for groups in which all weights are zero, or nearly so",
+            Self::Zero => "normal for biases, and for matrices that are zero before training, such as those of a LoRA",
+            Self::Padding => "normal for the last batch of a task if the dataset was written with tail_strategy=pad",
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,53 @@
+//! Facts about an open source, and ranges of its bytes.
+
+use super::error::Error;
+use super::stat::{FileId, SourceStat};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
+
+/// Facts that do not change while a source is open.
+#[derive(Debug, Clone)]
+pub struct SourceInfo {
+    /// Size in bytes.
+    pub len: u64,
+    pub stat: SourceStat,
+    /// The absolute path where the same bytes can be opened again, if they are in a file of this machine.
+    pub path: Option<PathBuf>,
+    /// Identifies a file, whatever path leads to it.
+    pub id: Option<FileId>,
+    /// The ends of tensors, sorted, once they are known. `None` if nothing is read ahead.
+    pub ends: Option<Arc<OnceLock<Box<[u64]>>>>,
+}
+
+impl SourceInfo {
+    /// For `len` bytes that are not in a file.
+    pub fn anonymous(len: u64) -> Self {
+        let stat = SourceStat { uid: 0, gid: 0, mode: 0o644, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) };
+        Self { len, stat, path: None, id: None, ends: None }
+    }
+}
+
+/// `range` as indices into `len` bytes.
+pub(super) fn indices(range: &Range<u64>, len: u64) -> Result<Range<usize>, Error> {
+    match (usize::try_from(range.start), usize::try_from(range.end)) {
+        (Ok(start), Ok(end)) if start <= end && range.end <= len => Ok(start..end),
+        _ => Err(Error::OutOfRange { range: range.clone(), len }),
+    }
+}
+
+/// The range from the first to the last byte of the runs that fill `buf`: see [`super::Source::read_runs_at`]. Fails
+/// unless it is inside of `len` bytes.
+pub(super) fn span_of_runs(buf: &[u8], run: usize, offset: u64, step: u64, len: u64) -> Result<Range<u64>, Error> {
+    let before = buf.len().div_ceil(run).saturating_sub(1);
+    let last = (buf.len() - before * run) as u64;
+    let range = offset..offset.saturating_add(step.saturating_mul(before as u64)).saturating_add(last);
+    indices(&range, len).map(|_| range)
+}
+
+/// The parts of a buffer that runs fill, and where each run starts: see [`super::Source::read_runs_at`].
+pub fn each_run(buf: &mut [u8], len: usize, offset: u64, step: u64) -> impl Iterator<Item = (&mut [u8], u64)> {
+    let starts = (0..).map(move |run: u64| offset.saturating_add(run.saturating_mul(step)));
+    buf.chunks_mut(len).zip(starts)
+}
