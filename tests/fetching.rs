@@ -79,7 +79,7 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 /// A proxy for unencrypted HTTP: it passes all connections on to one server, which takes the requests for proxies, too.
-/// Returns its port. Sends the first line of each connection to the receiver.
+/// Returns its port. Sends the first line of each connection to the receiver, before it passes the line on.
 fn proxy(server: u16) -> (u16, Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -92,8 +92,8 @@ fn proxy(server: u16) -> (u16, Receiver<String>) {
             std::thread::spawn(move || {
                 let (mut from, mut line) = (BufReader::new(client), String::new());
                 from.read_line(&mut line).unwrap();
+                let _ = sender.send(line.clone());
                 (&server).write_all(line.as_bytes()).unwrap();
-                let _ = sender.send(line);
                 let _ = io::copy(&mut from, &mut &server);
                 let _ = server.shutdown(Shutdown::Write);
             });
@@ -118,9 +118,10 @@ fn proxies_of_the_environment_are_used() {
     inspect("http://models.invalid/m.safetensors", "");
     let line = lines.recv_timeout(Duration::from_secs(60)).unwrap();
     assert!(line.starts_with("GET http://models.invalid/m.safetensors HTTP/1.1"), "{line}");
-    while lines.try_recv().is_ok() {}
     inspect(&nginx.url("m.safetensors"), "127.0.0.1");
-    assert!(lines.try_recv().is_err());
+    // The first command may have opened connections that carry nothing.
+    let others: Vec<String> = lines.try_iter().filter(|line| line.contains("127.0.0.1")).collect();
+    assert_eq!(others, [""; 0]);
 }
 
 /// Whether all parts of the sandbox are there; otherwise the test is skipped, or fails with REQUIRE_FUSE=1.
@@ -144,11 +145,11 @@ fn process_that_fetches_is_sandboxed_and_holds_only_files_of_the_cache() {
     if !has_sandbox(&nginx) {
         return;
     }
-    // The server needs seconds for the first bytes.
+    // The server needs more than an hour for the header and what is fetched with it.
     nginx.put("large.safetensors", &model(2_000_000));
     let home = tempfile::tempdir().unwrap();
     let mut command = weightfs(home.path());
-    command.args(["inspect", &nginx.url("slow/large.safetensors")]).stdout(Stdio::null()).stderr(Stdio::null());
+    command.args(["inspect", &nginx.url("drip/large.safetensors")]).stdout(Stdio::null()).stderr(Stdio::null());
     let running = Running(command.spawn().unwrap());
     let mut fetching = 0;
     wait_until("the process fetches", || {

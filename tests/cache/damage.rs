@@ -155,7 +155,7 @@ fn removed_cache_does_not_disturb_its_users() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(200))]
 
     /// The disk has any mixture of old and new states of the sectors of both files, as after a loss of power.
     #[test]

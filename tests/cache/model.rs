@@ -83,7 +83,7 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, max_shrink_iters: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 200, ..ProptestConfig::with_cases(60) })]
 
     #[test]
     fn cache_agrees_with_a_map_of_blocks(steps in vec(step(), 1..40)) {

@@ -1,7 +1,7 @@
 //! Reads mounts with coreutils, jq, tar, rsync, fio and Python, and compares the results with those of the official
 //! Python package `safetensors`.
 
-use crate::support::{Mount, Scene, Tensor, pattern, python, real_model, require_fuse};
+use crate::support::{Mount, Scene, Tensor, pattern, python, real_model, require_fuse, require_root};
 use nix::fcntl::OFlag;
 use safetensors::{Dtype, SafeTensors};
 use std::fs::OpenOptions;
@@ -193,11 +193,16 @@ fn mount_matches_official_python_package() {
 
 #[test]
 fn coreutils_output_matches_ordinary_files() {
-    require_fuse!();
+    require_root!();
     each_model(|scene, source, mount, _| {
         let plain = scene.mkdir("plain");
         bash(&plain, &[("SOURCE", source)], r#"exec "$PYTHON" "$OFFICIAL" extract "$SOURCE" ."#);
-        for script in SAME {
+        // Two scripts read every byte of the models with most files. What the others show depends on the kinds of files
+        // only, and each starts a process for every file.
+        let is_large = ["all-minilm", "hadamards"].iter().any(|name| source.ends_with(format!("{name}.safetensors")));
+        let scripts =
+            SAME.iter().filter(|script| !is_large || script.contains("sha256sum") || script.contains("diff -r"));
+        for script in scripts {
             let print = |dir: &Path, flag: &str| bash(dir, &[("PLAIN", &plain), ("DIRECT", Path::new(flag))], script);
             let printed = print(&mount.point, "direct");
             assert!(!printed.is_empty(), "{script}");
@@ -211,8 +216,9 @@ fn copies_are_equal_and_keep_hard_links() {
     require_fuse!();
     each_model(|scene, _, mount, _| {
         for copy in COPIES {
-            let script =
-                format!("{copy}; diff -r \"$MOUNT\" copy; rsync -aHnci --delete \"$MOUNT/\" copy; rm -rf copy");
+            let script = format!(
+                "{copy}; diff -r \"$MOUNT\" copy; rsync -aHnci --delete \"$MOUNT/\" copy; chmod -R u+w copy; rm -rf copy"
+            );
             assert_eq!(bash(scene.dir.path(), &[("MOUNT", &mount.point)], &script), "", "{copy}");
         }
     });

@@ -1,6 +1,6 @@
 //! The command line: output, exit codes, when a command returns, and what it cleans up.
 
-use crate::support::{Namespace, Said, Scene, require_fuse, wait_until};
+use crate::support::{Namespace, Said, Scene, require_fuse, require_root, wait_until};
 use nix::mount::MsFlags;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -62,7 +62,7 @@ fn command_prints_one_line_once_mount_is_ready() {
 
 #[test]
 fn created_mount_point_is_removed_after_unmount() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let unmounts = [
         "weightfs umount sample",
@@ -241,7 +241,7 @@ fn umount_takes_several_mount_points_and_goes_on_after_a_failure() {
 
 #[test]
 fn umount_all_removes_every_model_and_nothing_else() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     scene.ok("mkdir a b t && weightfs sample.safetensors mnt");
     // The namespace has copies of the mounts of other tests.
@@ -275,7 +275,7 @@ fn auto_unmount_removes_mount_of_killed_daemon() {
 
 #[test]
 fn remount_keeps_the_mount_and_refuses_changes() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     scene.ok("mkdir helpers empty && cp -P bin/* helpers");
     scene.ok("echo $PWD/sample.safetensors $PWD/mnt weightfs ro,uid=3,allow_other 0 0 >fstab");
@@ -323,7 +323,7 @@ fn nonempty_option_mounts_over_nonempty_directory() {
 
 #[test]
 fn exit_code_separates_failure_from_wrong_usage() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let table = [
         ("weightfs --help", 0, "Usage: weightfs [OPTIONS] <SOURCE> [MOUNTPOINT]"),
@@ -389,7 +389,7 @@ fn exit_code_separates_failure_from_wrong_usage() {
 
 #[test]
 fn mount_table_shows_source_type_and_options() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     scene.ok("weightfs sample.safetensors mnt");
     let dir = scene.dir.path().display();
@@ -401,7 +401,7 @@ fn mount_table_shows_source_type_and_options() {
 
 #[test]
 fn options_take_effect_in_both_spellings() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     scene.ok("chown 5:7 sample.safetensors && chmod 640 sample.safetensors");
     let owner = "stat -c '%u:%g %a' mnt/header.json mnt/tensors | paste -sd' '";
@@ -492,7 +492,7 @@ fn background_ends_on_signal() {
 
 #[test]
 fn signal_ends_daemon_of_detached_or_copied_mount() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     scene.ok("weightfs sample.safetensors mnt");
     let held = File::open(scene.path(BIG)).unwrap();
@@ -510,7 +510,7 @@ fn signal_ends_daemon_of_detached_or_copied_mount() {
 
 #[test]
 fn signal_unmounts_moved_mount_but_not_covered_mount() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     scene
         .ok("mkdir -p parent/mnt && weightfs sample.safetensors parent/mnt && mv parent moved && ls moved/mnt/tensors");
@@ -562,7 +562,7 @@ fn closed_or_full_output_does_not_stop_mount() {
 
 #[test]
 fn mount_8_and_fstab_mount_and_unmount() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     scene.ok("mkdir helpers && cp -P bin/* helpers");
     let fstab = [
@@ -633,7 +633,7 @@ fn mount_8_and_fstab_mount_and_unmount() {
 
 #[test]
 fn mount_in_use_is_unmounted_only_lazily() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     scene.ok("weightfs sample.safetensors mnt");
     let mut held = File::open(scene.path(BIG)).unwrap();
@@ -650,7 +650,7 @@ fn mount_in_use_is_unmounted_only_lazily() {
 
 #[test]
 fn dead_mount_is_unmounted_or_replaced() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let mount_and_kill = || {
         scene.ok("weightfs sample.safetensors mnt && ls mnt");
@@ -678,7 +678,7 @@ fn dead_mount_is_unmounted_or_replaced() {
 
 #[test]
 fn foreign_mounts_are_left_alone() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     scene.mkdir("other");
     scene.mkdir("tmpfs");

@@ -1,6 +1,6 @@
 //! Completion in real shells: what bash, fish and zsh offer for an unfinished command line.
 
-use crate::support::{Scene, require_fuse};
+use crate::support::{Scene, require_root};
 use std::io::{Read, Write};
 use std::process::Stdio;
 
@@ -52,8 +52,12 @@ fn offered(scene: &Scene, line: &str) -> [(&'static str, Vec<String>); 3] {
 /// Types `line` and `key` into an interactive shell on a terminal, and returns the words that take the place of the
 /// last one.
 fn typed(scene: &Scene, shell: &str, line: &str, key: &str) -> Vec<String> {
-    let mut command = scene.command("script");
-    command.args(["-qc", shell, "/dev/null"]).env("TERM", "dumb").env("ZDOTDIR", scene.dir.path());
+    // A shell that waits for more than what is typed is ended.
+    let mut command = scene.command("timeout");
+    command
+        .args(["--foreground", "120", "script", "-qc", shell, "/dev/null"])
+        .env("TERM", "dumb")
+        .env("ZDOTDIR", scene.dir.path());
     // What is typed here does not belong into the history of the user.
     command.env("HISTFILE", "/dev/null");
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
@@ -134,7 +138,7 @@ fn shells_complete_no_lone_dash() {
 
 #[test]
 fn umount_completes_mount_points() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     scene.ok("mkdir mnt deep deep/mnt && weightfs sample.safetensors mnt && weightfs sample.safetensors deep/mnt");
     for (shell, words) in offered(&scene, "weightfs umount m") {

@@ -1,6 +1,6 @@
 //! Datasets of safetensors-spark: arrays joined from many shards, more than can be open at a time.
 
-use crate::support::{Mount, Scene, Tensor, WEIGHTFS, pattern, python, require_fuse, run, run_ok};
+use crate::support::{Mount, Scene, Tensor, WEIGHTFS, pattern, python, require_fuse, require_root, run, run_ok};
 use safetensors::Dtype;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -134,7 +134,7 @@ fn arrays_that_cannot_be_joined_are_reported_and_stay_in_shards() {
 
 #[test]
 fn key_value_dataset_is_one_namespace() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let tensor =
         |name: &'static str, len: usize| -> Tensor { (name, Dtype::U8, &[3], pattern(len + 3)[len..].to_vec()) };

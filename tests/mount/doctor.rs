@@ -1,6 +1,6 @@
 //! `weightfs doctor`: its findings are those of an attempt to mount, and its remedies work.
 
-use crate::support::{Namespace, Said, Scene, require_fuse};
+use crate::support::{Namespace, Said, Scene, require_root};
 use serde_json::Value;
 
 /// Runs a command as a user other than root, without supplementary groups.
@@ -41,14 +41,15 @@ fn finding(said: &Said, check: &str) -> (String, String, String) {
 
 #[test]
 fn doctor_reports_that_root_may_mount() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
-    let said = scene.sh("weightfs doctor sample.safetensors");
+    let alone = Namespace::new(&scene, "");
+    let said = alone.sh("weightfs doctor sample.safetensors");
     assert!(said.code == 0 && said.out.ends_with("\nnothing prevents mounting\n"), "{said:?}");
     for line in ["/dev/fuse can be opened", "root may mount", "root may use --allow-other", "safetensors, 8 tensors"] {
         assert!(said.out.contains(line), "{line}: {said:?}");
     }
-    let said = scene.sh("echo >broken; weightfs doctor broken");
+    let said = alone.sh("echo >broken; weightfs doctor broken");
     assert!(said.code == 1 && said.out.ends_with("\n1 problem prevents mounting\n"), "{said:?}");
     assert!(said.out.contains("failure  source") && said.out.contains("broken: "), "{said:?}");
 }
@@ -57,7 +58,7 @@ fn doctor_reports_that_root_may_mount() {
 /// `doctor` advises, and both must succeed.
 #[test]
 fn obstacles_of_users_are_found_and_their_remedies_work() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let helper = scene.ok("command -v fusermount3").trim().to_owned();
     let obstacles = [
@@ -111,7 +112,7 @@ fn obstacles_of_users_are_found_and_their_remedies_work() {
 
 #[test]
 fn a_missing_device_is_found() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let inside = Namespace::new(&scene, "mount -t tmpfs none /dev");
     let said = inside.sh("weightfs doctor --json");
@@ -123,7 +124,7 @@ fn a_missing_device_is_found() {
 
 #[test]
 fn sharing_by_users_depends_on_fuse_conf() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let inside = Namespace::new(&scene, SETUP);
     let doctor = || inside.sh(&format!("XDG_CACHE_HOME=$PWD/home/cache {USER} weightfs doctor --json"));
@@ -140,7 +141,7 @@ fn sharing_by_users_depends_on_fuse_conf() {
 
 #[test]
 fn the_read_ahead_of_a_mount_by_a_user_is_found_and_raised_by_the_remedy() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let inside = Namespace::new(&scene, SETUP);
     inside.ok(&format!("{USER} weightfs sample.safetensors home/mnt >home/out"));
@@ -158,28 +159,30 @@ fn the_read_ahead_of_a_mount_by_a_user_is_found_and_raised_by_the_remedy() {
 
 #[test]
 fn a_dead_mount_is_found_and_removed_by_the_remedy() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let mut mount = scene.mount(&scene.path("sample.safetensors"), &[]);
     mount.child.kill().unwrap();
     mount.child.wait().unwrap();
+    let alone = Namespace::new(&scene, "");
     let found = || {
-        let said = scene.sh("weightfs doctor --json");
+        let said = alone.sh("weightfs doctor --json");
         findings(&said, "mounts").into_iter().find(|(_, text, _)| text.starts_with(mount.point.to_str().unwrap()))
     };
     let (state, text, remedy) = found().unwrap();
     assert!(state == "warning" && text.ends_with("dead: its daemon has ended"), "{text}");
-    scene.ok(&remedy);
+    alone.ok(&remedy);
     assert_eq!(found(), None);
 }
 
 #[cfg(feature = "remote")]
 #[test]
 fn the_cache_and_the_place_of_credentials_are_found() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
+    let alone = Namespace::new(&scene, "");
     let doctor =
-        |variables: &str, args: &str| scene.sh(&format!("HOME=$PWD/home {variables} weightfs doctor --json {args}"));
+        |variables: &str, args: &str| alone.sh(&format!("HOME=$PWD/home {variables} weightfs doctor --json {args}"));
     let said = doctor("", "");
     let (state, text, _) = finding(&said, "cache");
     assert!(state == "ok" && text.contains("bin/cache/weightfs: 0 B of at most"), "{text}");

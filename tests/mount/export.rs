@@ -1,6 +1,8 @@
 //! `weightfs export`: it writes what the mount shows, completely or not at all.
 
-use crate::support::{Namespace, STATE, Scene, WEIGHTFS, pattern, python, real_model, require_fuse, run_ok};
+use crate::support::{
+    Namespace, STATE, Scene, WEIGHTFS, pattern, python, real_model, require_fuse, require_root, run_ok,
+};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use safetensors::{Dtype, SafeTensors};
@@ -309,6 +311,9 @@ print(len(files))
 
 #[test]
 fn output_can_be_file_link_pipe_or_directory() {
+    if crate::support::is_skipped(crate::support::not_root()) {
+        return;
+    }
     let scene = Scene::new();
     scene.sample();
     scene.ok("chmod 644 sample.safetensors");
@@ -340,6 +345,9 @@ fn output_can_be_file_link_pipe_or_directory() {
 
 #[test]
 fn failed_export_leaves_nothing_behind() {
+    if crate::support::is_skipped(crate::support::not_root()) {
+        return;
+    }
     let scene = Scene::new();
     scene.sample();
     scene.ok("head -c 3000000 sample.safetensors >cut.safetensors && mkdir several full && cp sample.safetensors several/a.safetensors && cp sample.safetensors several/b.safetensors && echo old >old");
@@ -637,7 +645,7 @@ fn directory_of_models_is_exported_as_mounted() {
 
 #[test]
 fn replaced_file_is_read_by_nobody_who_cannot_read_the_source() {
-    require_fuse!();
+    require_root!();
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
     let scene = Scene::new();
     let mode = |name: &str, mode| {

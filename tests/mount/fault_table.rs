@@ -3,7 +3,7 @@
 
 use crate::gate::{FILE, Gate};
 use crate::readers::{End, Expected, Readers, Way};
-use crate::support::{Scene, pattern, require_fuse};
+use crate::support::{Scene, pattern, require_root};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -246,25 +246,25 @@ fn test_faults(faults: &[Fault]) {
 
 #[test]
 fn changed_source_gives_old_bytes_or_error() {
-    require_fuse!();
+    require_root!();
     test_faults(&CHANGES);
 }
 
 #[test]
 fn source_without_name_permissions_or_mount_gives_every_byte() {
-    require_fuse!();
+    require_root!();
     test_faults(&HARMLESS);
 }
 
 #[test]
 fn failed_disk_or_file_system_gives_right_bytes_or_error() {
-    require_fuse!();
+    require_root!();
     test_faults(&FAILURES);
 }
 
 #[test]
 fn read_error_seen_only_by_kernel_is_logged_once() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     lay_out(&scene, Storage::Disk);
     let source = scene.path("source").join(FILE);

@@ -1,7 +1,7 @@
 //! Faults under a mount: sources that are cut, rewritten or replaced, readers that are killed, and attempts to write.
 
 use crate::gate::{FILE, Gate};
-use crate::support::{Mount, Scene, pattern, python, require_fuse, wait_until};
+use crate::support::{Mount, Scene, pattern, python, require_fuse, require_root, wait_until};
 use nix::errno::Errno;
 use nix::libc::O_DIRECT;
 use std::fs::File;
@@ -172,7 +172,7 @@ fn background_daemon_logs_modified_source_once() {
 
 #[test]
 fn changes_that_keep_the_bytes_do_not_affect_mount() {
-    require_fuse!();
+    require_root!();
     let lines = [
         "chmod 000 model.safetensors",
         "chown 65534:65534 model.safetensors",
@@ -256,7 +256,7 @@ fn truncation_during_reads_gives_errors_never_wrong_bytes() {
 
 #[test]
 fn read_during_modification_of_a_fuse_source_gives_estale() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let model = std::fs::read(model(&scene)).unwrap();
     let point = scene.mkdir("source");
@@ -280,7 +280,7 @@ fn read_during_modification_of_a_fuse_source_gives_estale() {
 
 #[test]
 fn new_version_behind_cached_attributes_gives_estale() {
-    require_fuse!();
+    require_root!();
     for options in [&["--threads=1"][..], &["--direct-io"]] {
         let scene = Scene::new();
         let model = std::fs::read(model(&scene)).unwrap();
@@ -318,7 +318,7 @@ fn new_version_behind_cached_attributes_gives_estale() {
 
 #[test]
 fn readers_of_a_source_that_does_not_answer_do_not_block_others() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let bytes = std::fs::read(model(&scene)).unwrap();
     let gate = Gate::new(&scene.mkdir("source"), bytes);
@@ -380,7 +380,7 @@ fn close_files(scene: &Scene) {
 
 #[test]
 fn new_file_with_an_old_inode_number_gives_estale() {
-    require_fuse!();
+    require_root!();
     // Smaller inodes have no creation time, and times in whole seconds.
     for options in ["-I 256", "-I 128"] {
         let scene = Scene::new();
@@ -427,7 +427,7 @@ fn new_file_with_an_old_inode_number_gives_estale() {
 
 #[test]
 fn each_fault_is_logged_once_and_recovered_source_is_readable() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let model = std::fs::read(model(&scene)).unwrap();
     let point = scene.mkdir("source");
@@ -553,7 +553,7 @@ fn killed_reader_does_not_affect_mount() {
 
 #[test]
 fn every_write_operation_gives_erofs() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let before = std::fs::read(model(&scene)).unwrap();
     scene.ok("mkdir mnt && weightfs model.safetensors mnt");

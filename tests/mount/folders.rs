@@ -1,6 +1,6 @@
 //! Directories of several models: each model has a folder of its own and is opened on its first lookup.
 
-use crate::support::{Mount, Scene, Tensor, pattern, require_fuse};
+use crate::support::{Mount, Scene, Tensor, pattern, require_fuse, require_root};
 use nix::mount::{MntFlags, umount2};
 use safetensors::Dtype;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -291,7 +291,7 @@ fn dataset_is_one_folder() {
 
 #[test]
 fn model_permissions_follow_its_file() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     std::fs::set_permissions(scene.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let dir = scene.mkdir("models");
@@ -458,7 +458,7 @@ fn shards_in_own_mount_or_in_other_folders_are_not_looked_up() {
 
 #[test]
 fn replaced_model_with_other_permissions_gives_eio() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let dir = scene.mkdir("m");
     for name in ["a", "b"] {

@@ -1,7 +1,7 @@
 //! Every format through every view and every command: the same model in each format, compared with the same model as
 //! safetensors. `formats.py` writes them.
 
-use crate::support::{Mount, Scene, files_below, python, require_fuse, run_ok};
+use crate::support::{Mount, Namespace, Scene, files_below, python, require_fuse, require_root, run_ok};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -181,12 +181,12 @@ fn every_view_of_every_format_is_that_of_safetensors() {
 
 #[test]
 fn every_command_reads_every_format() {
-    require_fuse!();
+    require_root!();
     let scene = written();
     for_each(&scene, |row, [point]| {
         let mount = Mount::new(&scene.path(row.source), &point, &[]);
         let shown = files(&mount.point, false);
-        let status = json(scene.ok("weightfs status --json").as_bytes());
+        let status = json(Namespace::new(&scene, "").ok("weightfs status --json").as_bytes());
         let point = point.to_str().unwrap();
         assert!(status["mounts"].as_array().unwrap().iter().any(|mount| mount["mountpoint"] == point), "{status}");
         commands(&scene, row, &shown);

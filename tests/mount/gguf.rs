@@ -119,22 +119,20 @@ fn real_model_is_read_like_the_gguf_package_reads_it() {
 
 #[test]
 fn real_vocabularies_are_read_like_the_gguf_package_reads_them() {
-    const SMALL: u64 = 1_500_000;
+    // One of each kind: WordPiece, byte pairs and SentencePiece. The package takes seconds for each.
+    const COMPARED: [&str; 3] = ["ggml-vocab-bert-bge", "ggml-vocab-deepseek-coder", "ggml-vocab-llama-spm"];
     require_fuse!();
     let scene = Scene::new();
     let models = real_file("vocabularies");
     let mount = scene.mount(&models, &[]);
     let names = mount.list("");
     assert!(names.len() >= 19, "{names:?}");
-    let mut compared = 0;
-    for name in names {
-        let source = models.join(format!("{name}.gguf"));
+    for name in &names {
         assert!(mount.list(format!("{name}/tensors")).is_empty());
-        // The package takes seconds for each of the others.
-        if fs::metadata(&source).unwrap().len() >= SMALL {
-            continue;
-        }
-        let counts = check(&source, &mount.path(&name));
+    }
+    for name in COMPARED {
+        let source = models.join(format!("{name}.gguf"));
+        let counts = check(&source, &mount.path(name));
         assert!(counts.ends_with(" 0 0"), "{name}: {counts}");
         let object = scene.ok(&format!("weightfs inspect --json {}", source.display()));
         let object: serde_json::Value = serde_json::from_str(&object).unwrap();
@@ -142,9 +140,7 @@ fn real_vocabularies_are_read_like_the_gguf_package_reads_them() {
         assert!(tokenizer["tokens"].as_u64().unwrap() > 10_000, "{name}: {tokenizer}");
         let special = ["bos", "eos", "unk", "pad"].map(|name| &tokenizer[name]["token"]);
         assert!(special.iter().any(|token| token.is_string()), "{name}: {tokenizer}");
-        compared += 1;
     }
-    assert_eq!(compared, 5);
 }
 
 #[test]

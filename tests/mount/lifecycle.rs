@@ -3,7 +3,7 @@
 
 use crate::gate::{FILE, Gate};
 use crate::readers::{End, Expected, Mapped, Readers, Way};
-use crate::support::{Mount, Namespace, Said, Scene, pattern, require_fuse, status, wait_until};
+use crate::support::{Mount, Namespace, Said, Scene, pattern, require_fuse, require_root, status, wait_until};
 use nix::errno::Errno;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::libc::SIGBUS;
@@ -19,6 +19,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
+
+/// Whether `WEIGHTFS_SOAK` is set: some tests repeat more often then.
+fn is_soak() -> bool {
+    std::env::var_os("WEIGHTFS_SOAK").is_some()
+}
 
 /// A model with one tensor `w` of `len` bytes, and its file name in the metadata key `name`.
 fn model(scene: &Scene, name: &str, len: usize) -> PathBuf {
@@ -68,7 +73,7 @@ enum Effect {
 
 #[test]
 fn readers_are_served_or_get_an_error_when_a_mount_ends() {
-    require_fuse!();
+    require_root!();
     use Effect::{Detaches, Ends, Stays};
     let table = [
         ("weightfs umount mnt", 1, Stays),
@@ -117,7 +122,7 @@ fn readers_are_served_or_get_an_error_when_a_mount_ends() {
 
 #[test]
 fn daemons_of_one_source_end_independently() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let source = model(&scene, "model.safetensors", MIB);
     let other = scene.mount(&source, &[]);
@@ -146,7 +151,7 @@ fn daemons_of_one_source_end_independently() {
 
 #[test]
 fn stacked_mounts_are_unmounted_independently() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     for name in ["low.safetensors", "high.safetensors"] {
         model(&scene, name, MIB);
@@ -179,23 +184,24 @@ fn stacked_mounts_are_unmounted_independently() {
 }
 
 #[test]
-fn five_hundred_mounts_leave_nothing_behind() {
+fn many_mounts_leave_nothing_behind() {
     require_fuse!();
+    let count = if is_soak() { 500 } else { 100 };
     let scene = Scene::new();
     model(&scene, "model.safetensors", 4096);
     scene.mkdir("mnt");
     let list = "find . -printf '%p %M %s %l\\n' | sort";
     let before = scene.ok(list);
     let cycle = "weightfs model.safetensors mnt && cmp mnt/tensors/w mnt/tree/w && weightfs umount mnt || exit 1";
-    scene.ok(&format!("for i in $(seq 500); do {cycle}; done"));
+    scene.ok(&format!("for i in $(seq {count}); do {cycle}; done"));
     scene.wait_for_end();
     assert_eq!((scene.ok(list), scene.mounts()), (before, vec![]));
 }
 
 #[test]
 fn signal_during_the_start_leaves_nothing_or_a_mount_that_works() {
-    require_fuse!();
-    const STARTS: u32 = 100;
+    require_root!();
+    let starts = if is_soak() { 100 } else { 40 };
     let scene = Scene::new();
     model(&scene, "model.safetensors", 4096);
     scene.ok("mkdir dev home && chown 65534 home && chmod 755 . && chmod 644 model.safetensors");
@@ -206,14 +212,15 @@ fn signal_during_the_start_leaves_nothing_or_a_mount_that_works() {
         mount --rbind dev /dev",
     );
     let user = "setpriv --reuid=65534 --regid=65534 --clear-groups --";
+    let signals = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
     // Under nohup(1), this process ignores SIGHUP, and its children do until env(1) has started in them: a signal
     // before that would be lost.
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
-    let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
-    let mut signals = vec![Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
-    signals.retain(|signal| ignored >> (*signal as u32 - 1) & 1 == 0);
-    assert!(!signals.is_empty(), "this process ignores all signals");
+    let is_ignored = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+        let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
+        signals.iter().any(|signal| ignored >> (*signal as u32 - 1) & 1 == 1)
+    };
     let mut failures = Vec::new();
     for (user, option) in [("env", "-f"), ("env", "-v"), (user, "-f"), (user, "-v")] {
         // Without MOUNTPOINT, a directory is created.
@@ -221,17 +228,18 @@ fn signal_during_the_start_leaves_nothing_or_a_mount_that_works() {
         command.stdout(Stdio::piped()).process_group(0);
         // Signals are spread over the time of a start, which depends on the machine.
         let mut usual = Duration::ZERO;
-        for at in 0..STARTS {
+        for at in 0..starts {
             let start = Instant::now();
             let said = scene.path("said");
             let mut child = command.stderr(std::fs::File::create(&said).unwrap()).spawn().unwrap();
+            wait_until("the command takes signals", || !is_ignored(child.id()));
             if at == 0 {
                 let mut out = BufReader::new(child.stdout.take().unwrap());
                 // In the background, this is the end of the command.
                 out.read_line(&mut String::new()).unwrap();
                 usual = start.elapsed();
             } else {
-                std::thread::sleep(usual * 3 / 2 * at / STARTS);
+                std::thread::sleep(usual * 3 / 2 * at / starts);
             }
             let signal = signals[at as usize % signals.len()];
             // Ctrl-C signals the group, and kill(1) only the process.
@@ -264,12 +272,12 @@ fn signal_during_the_start_leaves_nothing_or_a_mount_that_works() {
             });
         }
     }
-    assert!(failures.is_empty(), "{} of {}: {failures:#?}", failures.len(), 4 * STARTS);
+    assert!(failures.is_empty(), "{} of {}: {failures:#?}", failures.len(), 4 * starts);
 }
 
 #[test]
 fn signal_ends_a_start_that_waits_for_a_slow_source() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let source = model(&scene, FILE, MIB);
     let gate = Gate::new(&scene.mkdir("source"), std::fs::read(&source).unwrap());
@@ -363,7 +371,7 @@ fn mount_ends_when_the_watched_pipe_is_closed() {
 
 #[test]
 fn readers_get_an_error_from_a_killed_daemon_that_cannot_end() {
-    require_fuse!();
+    require_root!();
     // With the file system that has a file for each FUSE connection, even a detached mount can be aborted.
     for (setup, detach) in [("true", "true"), ("mount -t fusectl none /sys/fs/fuse/connections", "umount -l mnt")] {
         let scene = Scene::new();
@@ -400,7 +408,7 @@ fn readers_get_an_error_from_a_killed_daemon_that_cannot_end() {
 
 #[test]
 fn readers_get_an_error_when_a_mount_with_a_hanging_source_is_ended() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let source = model(&scene, FILE, MIB);
     let gate = Gate::new(&scene.mkdir("source"), std::fs::read(&source).unwrap());
@@ -474,7 +482,7 @@ fn five_hundred_models_are_served_with_64_descriptors() {
 
 #[test]
 fn full_log_disk_does_not_stop_the_mount() {
-    require_fuse!();
+    require_root!();
     for log in ["logs/log", "/dev/full"] {
         let scene = Scene::new();
         model(&scene, "model.safetensors", MIB);
@@ -502,7 +510,7 @@ fn full_log_disk_does_not_stop_the_mount() {
 
 #[test]
 fn signal_does_not_unmount_another_mount() {
-    require_fuse!();
+    require_root!();
     assert!(
         (0..50).any(|_| signal_after_device_number_is_reused()),
         "no signal was handled after the number was reused"
@@ -599,7 +607,7 @@ impl Drop for Cgroup {
 
 #[test]
 fn mapped_model_larger_than_memory_is_read_without_oom_kill() {
-    require_fuse!();
+    require_root!();
     const LEN: usize = 128 * MIB;
     let cgroup = Cgroup::new(48 * MIB);
     let scene = Scene::new();

@@ -205,6 +205,9 @@ fn dry_run_prints_changes_and_writes_nothing() {
 
 #[test]
 fn owner_permissions_and_attributes_are_kept() {
+    if crate::support::is_skipped(crate::support::not_root()) {
+        return;
+    }
     FILES.into_iter().for_each(keep_attributes);
 }
 
@@ -243,6 +246,9 @@ fn keep_attributes(file: &str) {
 
 #[test]
 fn changed_copy_goes_to_the_output_path() {
+    if crate::support::is_skipped(crate::support::not_root()) {
+        return;
+    }
     let scene = scene();
     let path = scene.path("m.safetensors");
     scene.ok("chmod 640 m.safetensors && cp m.safetensors keep && touch old && chmod 604 old && chown 5:7 old");
@@ -303,6 +309,9 @@ fn changed_copy_goes_to_the_output_path() {
 
 #[test]
 fn refused_commands_leave_files_unchanged() {
+    if crate::support::is_skipped(crate::support::not_root()) {
+        return;
+    }
     let scene = scene();
     scene.ok("head -c 9999 m.safetensors >cut.safetensors && echo text >text.safetensors && mkdir several empty && cp m.safetensors several/a.safetensors && cp m.safetensors several/b.safetensors");
     scene.mkdir("sharded");
@@ -371,6 +380,9 @@ fn refused_commands_leave_files_unchanged() {
 
 #[test]
 fn full_disk_leaves_the_file_unchanged() {
+    if crate::support::is_skipped(crate::support::not_root()) {
+        return;
+    }
     FILES.into_iter().for_each(write_to_full_disk);
 }
 
@@ -542,6 +554,9 @@ fn write_with_limits(file: &str) {
 
 #[test]
 fn interrupt_removes_the_named_temporary_file() {
+    if crate::support::is_skipped(crate::support::not_root()) {
+        return;
+    }
     FILES.into_iter().for_each(interrupt);
 }
 
@@ -601,6 +616,9 @@ fn kernel_has(kind: &str) -> bool {
 
 #[test]
 fn data_is_shared_on_file_systems_with_reflinks() {
+    if crate::support::is_skipped(crate::support::not_root()) {
+        return;
+    }
     FILES.into_iter().for_each(share_data);
 }
 

@@ -1,7 +1,7 @@
 //! Ollama stores: the models of each manifest under its name and tag, and its other layers as files.
 
 use crate::gguf::{file, texts};
-use crate::support::{Detached, Mount, Scene, pattern, require_fuse};
+use crate::support::{Detached, Mount, Scene, pattern, require_fuse, require_root};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -277,7 +277,7 @@ fn missing_blobs_wrong_sizes_and_hostile_manifests_become_error_files() {
 
 #[test]
 fn other_users_read_a_layer_only_if_they_may_read_its_manifest_and_its_blob() {
-    require_fuse!();
+    require_root!();
     const USER: u32 = 65533;
     let (scene, adapter) = scene();
     let path = llava(&scene, &adapter);

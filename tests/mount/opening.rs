@@ -1,7 +1,7 @@
 //! Opening the models of a directory: errors that pass, and sources that are slow to answer.
 
 use crate::gate::{FILE, Gate};
-use crate::support::{Mount, Scene, pattern, require_fuse, run_ok};
+use crate::support::{Mount, Scene, pattern, require_fuse, require_root, run_ok};
 use nix::libc::{EIO, EMFILE, O_DIRECT};
 use safetensors::Dtype;
 use std::fs::File;
@@ -36,7 +36,7 @@ fn assert_listed(scene: &Scene, mount: &Mount) {
 
 #[test]
 fn disk_error_while_opening_a_model_gives_eio_and_is_not_cached() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let bytes = std::fs::read(write(&scene, "model.safetensors")).unwrap();
     let gate = Gate::new(&scene.mkdir("source"), bytes);
@@ -59,7 +59,7 @@ fn disk_error_while_opening_a_model_gives_eio_and_is_not_cached() {
 
 #[test]
 fn disk_error_at_the_first_listing_is_not_cached() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let bytes = std::fs::read(write(&scene, "model.safetensors")).unwrap();
     let gate = Gate::new(&scene.mkdir("source"), bytes);
@@ -106,7 +106,7 @@ fn last_bytes(path: PathBuf) -> io::Result<Vec<u8>> {
 
 #[test]
 fn model_that_cannot_be_mapped_is_served_and_closes_no_other_file() {
-    require_fuse!();
+    require_root!();
     for limit in ["unlimited", "3000000"] {
         let scene = Scene::new();
         let len = lay_out_huge(&scene);
@@ -184,7 +184,7 @@ fn lack_of_descriptors_while_opening_a_model_gives_emfile_and_is_not_cached() {
 
 #[test]
 fn models_that_are_slow_to_open_do_not_block_other_models() {
-    require_fuse!();
+    require_root!();
     const SLOW: usize = 16;
     let scene = Scene::new();
     let dir = scene.mkdir("models");

@@ -1,6 +1,6 @@
 //! MOUNTPOINT `/dev/fd/N`: a /dev/fuse that the caller has opened and mounted, as in containers.
 
-use crate::support::{Namespace, Scene, require_fuse, run_ok, wait_until};
+use crate::support::{Namespace, Scene, require_root, run_ok, wait_until};
 use nix::sys::signal::{Signal, kill};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -22,7 +22,7 @@ fn scene() -> Scene {
 
 #[test]
 fn mount_of_the_caller_is_served_until_the_caller_unmounts_it() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     for threads in ["1", "4"] {
         let line = format!("./premount mnt default_permissions weightfs --threads {threads} sample.safetensors @");
@@ -54,7 +54,7 @@ fn mount_of_the_caller_is_served_until_the_caller_unmounts_it() {
 
 #[test]
 fn mount_of_the_caller_ends_with_a_watched_pipe() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let (reader, writer) = std::io::pipe().unwrap();
     let mut command = scene.command("./premount");
@@ -70,7 +70,7 @@ fn mount_of_the_caller_ends_with_a_watched_pipe() {
 /// The caller may have mounted without `default_permissions`.
 #[test]
 fn permissions_of_the_source_are_checked_whatever_the_options_of_the_caller() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     for (mode, readable) in [("600", false), ("644", true)] {
         scene.ok(&format!("chmod {mode} sample.safetensors"));
@@ -84,7 +84,7 @@ fn permissions_of_the_source_are_checked_whatever_the_options_of_the_caller() {
 
 #[test]
 fn caller_decides_who_is_admitted() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     for (options, admitted) in [("default_permissions", false), ("default_permissions,allow_other", true)] {
         // The options of the mount that a caller such as mount.fuse3 repeats have no effect.
@@ -99,7 +99,7 @@ fn caller_decides_who_is_admitted() {
 
 #[test]
 fn user_serves_a_mount_in_a_user_namespace() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     scene.ok("mkdir -p dev && chmod 755 dev");
     let device = "mount -t tmpfs dev dev && mknod -m 666 dev/fuse c 10 229 && mount --bind dev/fuse /dev/fuse";
@@ -123,7 +123,7 @@ fn user_serves_a_mount_in_a_user_namespace() {
 
 #[test]
 fn mount_fuse3_passes_its_mount() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     scene.ok("mkdir helpers && cp -P bin/* helpers");
     // mount(8) looks for helpers only in /sbin. It runs mount.fuse3, which mounts, drops its privileges, and runs the
@@ -140,7 +140,7 @@ fn mount_fuse3_passes_its_mount() {
 
 #[test]
 fn unusable_descriptors_are_named() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     for (line, expected) in [
         ("weightfs sample.safetensors /dev/fd/77", "weightfs: /dev/fd/77: Bad file descriptor\n"),

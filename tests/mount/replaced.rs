@@ -1,6 +1,6 @@
 //! The tree of a mount is replaced under its readers: names lead to the new one, open files keep theirs.
 
-use crate::support::{Scene, require_fuse, wait_until};
+use crate::support::{Scene, require_root, wait_until};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use safetensors::Dtype;
 use std::fs::File;
@@ -97,7 +97,7 @@ fn names(dir: &Path) -> Vec<String> {
 
 #[test]
 fn open_files_keep_the_tree_that_a_new_one_replaces() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let mount = ReplaceableMount::new(&scene, tree(&scene, 1));
     let tensors = mount.point.join("tensors");
@@ -133,7 +133,7 @@ fn open_files_keep_the_tree_that_a_new_one_replaces() {
 
 #[test]
 fn readers_see_one_version_at_a_time_while_trees_are_replaced() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let mount = ReplaceableMount::new(&scene, tree(&scene, 1));
     let w = mount.point.join("tensors/w");

@@ -1,7 +1,7 @@
 //! The sandbox of a running daemon, and the helper process outside of it that unmounts. `tests/sandbox.rs` tests what
 //! the sandbox refuses.
 
-use crate::support::{Namespace, Scene, pattern, require_fuse, wait_until};
+use crate::support::{Namespace, Scene, pattern, require_fuse, require_root, wait_until};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use safetensors::Dtype;
@@ -43,7 +43,7 @@ fn one(name: &str, len: usize) -> Vec<crate::support::Tensor<'_>> {
 
 #[test]
 fn every_daemon_thread_is_sandboxed() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     scene.sample();
     scene.ok("mkdir mnt");
@@ -146,7 +146,7 @@ fn new_links_to_other_files_are_not_opened() {
 
 #[test]
 fn sandboxed_daemon_logs_to_syslog() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     scene.sample();
     scene.ok("mkdir mnt dev");
@@ -171,7 +171,7 @@ fn sandboxed_daemon_logs_to_syslog() {
 
 #[test]
 fn last_messages_are_kept_in_the_runtime_directory_without_syslog() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     scene.sample();
     scene.ok("mkdir mnt dev run run/weightfs && chmod 755 . run && chmod 700 run/weightfs");

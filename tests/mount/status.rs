@@ -1,6 +1,6 @@
 //! What `weightfs status` says of mounts, and how it treats mounts whose daemon is dead, stopped, or another program.
 
-use crate::support::{Mount, Namespace, Scene, detach, require_fuse};
+use crate::support::{Mount, Namespace, Scene, detach, require_root};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -13,9 +13,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+/// A namespace without the mounts of other tests. A daemon there that does not answer would delay every command.
+fn alone(scene: &Scene) -> Namespace<'_> {
+    Namespace::new(scene, "")
+}
+
 /// What `weightfs status --json` says of the mount at a path.
-fn status(scene: &Scene, point: &Path) -> Value {
-    let list: Value = serde_json::from_str(&scene.ok("weightfs status --json")).unwrap();
+fn status(alone: &Namespace, point: &Path) -> Value {
+    let list: Value = serde_json::from_str(&alone.ok("weightfs status --json")).unwrap();
     let mounts = list["mounts"].as_array().unwrap();
     mounts.iter().find(|shown| shown["mountpoint"] == point.to_str().unwrap()).unwrap().clone()
 }
@@ -29,10 +34,11 @@ fn read_direct(mount: &Mount, name: &str) -> u64 {
 
 #[test]
 fn served_bytes_are_what_readers_received() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let mount = scene.mount(&scene.sample(), &[]);
-    let served = || status(&scene, &mount.point)["served_bytes"].as_u64().unwrap();
+    let alone = alone(&scene);
+    let served = || status(&alone, &mount.point)["served_bytes"].as_u64().unwrap();
     assert_eq!(served(), 0);
     let tensor = read_direct(&mount, "tensors/model.embed.weight");
     assert_eq!((tensor, served()), (3 << 20, 3 << 20));
@@ -50,9 +56,9 @@ fn served_bytes_are_what_readers_received() {
     mount.read("tensors/model.embed.weight");
     assert!(served() >= 2 * tensor + header + 4 * npy);
 
-    let shown = status(&scene, &mount.point);
+    let shown = status(&alone, &mount.point);
     assert_eq!((&shown["daemon"], &shown["remote"]), (&"alive".into(), &Value::Null));
-    let line = scene.ok("weightfs status");
+    let line = alone.ok("weightfs status");
     assert!(line.lines().any(|line| line.contains(mount.point.to_str().unwrap()) && line.contains(" MB")), "{line}");
     // Programs that copy attributes do not copy the figures.
     let listed: Vec<_> = xattr::list(&mount.point).unwrap().collect();
@@ -61,35 +67,37 @@ fn served_bytes_are_what_readers_received() {
 
 #[test]
 fn a_dead_mount_is_named_with_the_remedy() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let mut mount = scene.mount(&scene.sample(), &[]);
     mount.child.kill().unwrap();
     mount.child.wait().unwrap();
-    let shown = status(&scene, &mount.point);
+    let alone = alone(&scene);
+    let shown = status(&alone, &mount.point);
     assert_eq!((&shown["daemon"], &shown["served_bytes"]), (&"dead".into(), &Value::Null));
     let point = mount.point.to_str().unwrap();
     let remedy = format!("{point}: dead: its daemon has ended (weightfs umount {point})");
-    let text = scene.ok("weightfs status");
+    let text = alone.ok("weightfs status");
     assert!(text.contains(&remedy), "{text}");
-    scene.ok(&format!("weightfs umount {point}"));
-    assert!(!scene.ok("weightfs status").contains(point));
+    alone.ok(&format!("weightfs umount {point}"));
+    assert!(!alone.ok("weightfs status").contains(point));
 }
 
 #[test]
 fn a_stopped_daemon_does_not_stop_status() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let mount = scene.mount(&scene.sample(), &[]);
+    let alone = alone(&scene);
     let daemon = Pid::from_raw(mount.child.id().try_into().unwrap());
     kill(daemon, Signal::SIGSTOP).unwrap();
-    let stopped = status(&scene, &mount.point);
-    let doctor = scene.sh("weightfs doctor");
+    let stopped = status(&alone, &mount.point);
+    let doctor = alone.sh("weightfs doctor");
     kill(daemon, Signal::SIGCONT).unwrap();
     assert_eq!((&stopped["daemon"], &stopped["served_bytes"]), (&"silent".into(), &Value::Null));
     let finding = format!("{}: its daemon does not answer", mount.point.display());
     assert!(doctor.out.contains(&finding), "{doctor:?}");
-    assert_eq!(status(&scene, &mount.point)["daemon"], "alive");
+    assert_eq!(status(&alone, &mount.point)["daemon"], "alive");
 }
 
 /// A mount of another program, which says that it is weightfs. It receives requests and never replies, so a process
@@ -145,7 +153,7 @@ impl Drop for Hung {
 
 #[test]
 fn mounts_of_other_programs_neither_stop_status_nor_control_the_terminal() {
-    require_fuse!();
+    require_root!();
     static PRETENDER: AtomicUsize = AtomicUsize::new(0);
     static FOREIGN: AtomicUsize = AtomicUsize::new(0);
     let scene = Scene::new();
@@ -156,10 +164,11 @@ fn mounts_of_other_programs_neither_stop_status_nor_control_the_terminal() {
     let foreign = Hung::new(scene.path("foreign"), "fuse.other", "other");
     foreign.receive(&FOREIGN);
     let other = scene.mount(&scene.sample(), &[]);
+    let alone = alone(&scene);
     // All at the same time: each waits for five seconds.
     let start = Instant::now();
-    scene.ok("timeout 60 weightfs status >1 2>&1 & timeout 60 weightfs status | cat >2 &
-        timeout 60 weightfs doctor >3 2>&1 & timeout 60 weightfs status --json >4 && wait");
+    alone.ok("{ timeout 60 weightfs status >1 2>&1 & timeout 60 weightfs status | cat >2 &
+        timeout 60 weightfs doctor >3 2>&1 & timeout 60 weightfs status --json >4 && wait; }");
     assert!(start.elapsed() < Duration::from_secs(50));
     let said = |number: &str| std::fs::read_to_string(scene.path(number)).unwrap();
     for number in ["1", "2", "3", "4"] {
@@ -181,7 +190,7 @@ fn mounts_of_other_programs_neither_stop_status_nor_control_the_terminal() {
 
 #[test]
 fn a_covered_mount_is_not_asked() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let mount = scene.mount(&scene.sample(), &[]);
     let inside = Namespace::new(&scene, &format!("mount -t tmpfs none {}", mount.point.display()));
@@ -194,24 +203,24 @@ fn a_covered_mount_is_not_asked() {
 
 #[test]
 fn the_table_fits_the_terminal() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
-    let long = "a-directory-with-a-long-name/".repeat(4);
-    std::fs::create_dir_all(scene.path(&long)).unwrap();
     scene.sample();
-    scene.ok(&format!("cp sample.safetensors {long}"));
-    let mount = scene.mount(&scene.path(format!("{long}/sample.safetensors")), &[]);
+    // These paths have the same length wherever the temporary directory is.
+    let long = format!("/mnt/{}", "a-directory-with-a-long-name/".repeat(4));
+    let setup = format!("mount -t tmpfs none /mnt; mkdir -p {long} /mnt/point; cp sample.safetensors {long}");
+    let inside = Namespace::new(&scene, &setup);
+    inside.ok(&format!("weightfs {long}sample.safetensors /mnt/point"));
     for columns in [80, 120, 300] {
         let line =
             format!("NO_COLOR=1 script -qec 'stty rows 25 cols {columns}; weightfs status' /dev/null </dev/null");
-        let shown = scene.ok(&line).replace('\r', "");
+        let shown = inside.ok(&line).replace('\r', "");
         let table: Vec<&str> = shown.lines().take_while(|line| !line.is_empty()).collect();
-        let row = table.iter().find(|line| line.starts_with(mount.point.to_str().unwrap())).unwrap();
+        let row = table.iter().find(|line| line.starts_with("/mnt/point")).unwrap();
         assert_eq!(row.contains('…'), columns < 300, "{shown}");
-        // The columns of a remote source, which another test may have mounted, need more than 80.
-        if columns > 80 || !shown.contains("FETCHED") {
-            let widest = table.iter().map(|line| line.chars().count()).max().unwrap();
-            assert!(widest <= columns, "{columns}: {shown}");
-        }
+        let widest = table.iter().map(|line| line.chars().count()).max().unwrap();
+        assert!(widest <= columns, "{columns}: {shown}");
     }
+    inside.ok("weightfs umount /mnt/point");
+    scene.wait_for_end();
 }

@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -19,25 +20,48 @@ pub const WEIGHTFS: &str = env!("CARGO_BIN_EXE_weightfs");
 /// Skips the test with a message if this process cannot mount. With `REQUIRE_FUSE=1`, the test fails instead.
 macro_rules! require_fuse {
     () => {
-        if !crate::support::fuse_is_here() {
+        if crate::support::is_skipped(crate::support::no_fuse()) {
             return;
         }
     };
 }
 pub(crate) use require_fuse;
 
-/// Whether this process is root and can open /dev/fuse.
-pub fn fuse_is_here() -> bool {
-    let device = File::options().read(true).write(true).open("/dev/fuse");
-    let root = nix::unistd::geteuid().is_root();
-    if device.is_ok() && root {
-        return true;
+/// Skips the test with a message if this process cannot mount, or is not root: the test makes namespaces or other file
+/// systems, or acts as several users. With `REQUIRE_FUSE=1`, the test fails instead.
+macro_rules! require_root {
+    () => {
+        if crate::support::is_skipped(crate::support::not_root().or_else(crate::support::no_fuse)) {
+            return;
+        }
+    };
+}
+pub(crate) use require_root;
+
+/// Why this process is not permitted what only root is.
+pub fn not_root() -> Option<String> {
+    (!nix::unistd::geteuid().is_root()).then(|| "not root".to_owned())
+}
+
+/// Why this process cannot mount, if it cannot: it needs /dev/fuse, and users other than root need fusermount3.
+pub fn no_fuse() -> Option<String> {
+    if let Err(error) = File::options().read(true).write(true).open("/dev/fuse") {
+        return Some(format!("/dev/fuse: {error}"));
     }
-    let reason = device.err().map_or("not root".to_owned(), |error| format!("/dev/fuse: {error}"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_here = std::env::split_paths(&path).any(|dir| dir.join("fusermount3").exists());
+    (not_root().is_some() && !is_here).then(|| "neither root nor fusermount3 is here".to_owned())
+}
+
+/// Whether there is a reason to skip the test, which is printed.
+pub fn is_skipped(reason: Option<String>) -> bool {
+    let Some(reason) = reason else { return false };
     assert!(std::env::var_os("REQUIRE_FUSE").is_none_or(|value| value != "1"), "REQUIRE_FUSE=1, but {reason}");
     // Written directly, because the test harness hides what `eprintln!` prints in a passing test.
-    let _ = writeln!(std::io::stderr(), "{}: skipped: {reason}", std::thread::current().name().unwrap_or_default());
-    false
+    // In one piece, because other tests write too.
+    let line = format!("{}: skipped: {reason}\n", std::thread::current().name().unwrap_or_default());
+    let _ = std::io::stderr().write_all(line.as_bytes());
+    true
 }
 
 /// A temporary directory for one test, with models and mount points. On drop, its mounts are detached, and the
@@ -64,18 +88,22 @@ impl Scene {
         let scene = Self { dir: TempDir::new().unwrap() };
         // Other users must be able to run the program, wherever it was built.
         let program = scene.mkdir("bin").join("weightfs");
-        std::fs::hard_link(WEIGHTFS, &program).or_else(|_| std::fs::copy(WEIGHTFS, &program).map(drop)).unwrap();
+        if std::fs::hard_link(WEIGHTFS, &program).is_err() {
+            // A process of its own writes the copy: a process that another test forks meanwhile would inherit our
+            // descriptor, and a program that is open for writing cannot be executed.
+            run_ok("cp", [Path::new(WEIGHTFS), &program]);
+        }
         std::os::unix::fs::symlink("weightfs", scene.path("bin/mount.weightfs")).unwrap();
         scene
     }
 
-    /// A command that runs in the scene's directory, with `weightfs` in `PATH`, the ids of the scene's processes in
+    /// A command that runs in the scene's directory, with `weightfs` in `PATH`, the ids of the scene's daemons in
     /// `DAEMON`, caches of its own, and without the proxies and credentials of whoever runs the tests.
     pub fn command(&self, program: &str) -> Command {
         // Tests that a script runs in the background ignore SIGINT, and their children would inherit that.
         let mut command = Command::new("env");
         let path = [self.path("bin").into_os_string(), std::env::var_os("PATH").unwrap_or_default()].join(":".as_ref());
-        let daemons: Vec<_> = self.processes().iter().map(Pid::to_string).collect();
+        let daemons: Vec<_> = self.daemons().iter().map(Pid::to_string).collect();
         command.arg("--default-signal=HUP,INT,TERM").arg(program).current_dir(self.dir.path());
         for (name, _) in std::env::vars_os() {
             if is_personal(&name.to_string_lossy()) {
@@ -88,9 +116,31 @@ impl Scene {
         command
     }
 
-    /// Runs a line of shell to its end.
+    /// Runs a line of shell to its end. If that takes more than four minutes, the processes of the scene are killed.
     pub fn sh(&self, line: &str) -> Said {
-        Said::of(self.command("sh").args(["-c", line]))
+        self.say(self.command("sh").args(["-c", line]))
+    }
+
+    /// Runs a command of this scene to its end, as [`Scene::sh`].
+    fn say(&self, command: &mut Command) -> Said {
+        let (ended, end) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                if end.recv_timeout(Duration::from_secs(240)) == Err(RecvTimeoutError::Timeout) {
+                    self.kill();
+                }
+            });
+            // Dropped at the end, also on a panic.
+            let _ended = ended;
+            Said::of(command)
+        })
+    }
+
+    /// Kills the processes of this scene.
+    fn kill(&self) {
+        for pid in self.processes() {
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
     }
 
     /// Runs a line of shell that must succeed with an empty standard error, and returns its standard output.
@@ -218,9 +268,7 @@ fn is_personal(name: &str) -> bool {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        for pid in self.processes() {
-            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-        }
+        self.kill();
         for line in self.mounts().iter().rev() {
             let point = line.split(' ').nth(1).unwrap_or_default();
             detach(Path::new(&point.replace(r"\040", " ")));
@@ -270,7 +318,9 @@ impl<'s> Namespace<'s> {
     /// Creates a namespace and runs the script `setup` in it.
     pub fn new(scene: &'s Scene, setup: &str) -> Self {
         // The process ends when its standard input is closed, so it ends even if the test is killed.
-        let script = format!("cd '{}'\n{setup}\necho ready\nread end || true", scene.dir.path().display());
+        let dir = scene.dir.path();
+        let leave = detach_others(dir);
+        let script = format!("{leave}\ncd '{}'\n{setup}\necho ready\nread end || true", dir.display());
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-ec", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut holder = command.spawn().unwrap();
@@ -292,7 +342,7 @@ impl<'s> Namespace<'s> {
 
     /// As [`Scene::sh`].
     pub fn sh(&self, line: &str) -> Said {
-        Said::of(&mut self.command(line))
+        self.scene.say(&mut self.command(line))
     }
 
     /// As [`Scene::ok`].
@@ -311,6 +361,23 @@ impl Drop for Namespace<'_> {
         let _ = self.holder.kill();
         let _ = self.holder.wait();
     }
+}
+
+/// Lines of shell that detach the mounts of other scenes, for a new mount namespace. It begins with copies of all
+/// mounts, which would keep the file systems of other tests in use, also after those have unmounted them.
+pub fn detach_others(dir: &Path) -> String {
+    // The mount points in the list are escaped as printf understands it. A daemon may not answer, so nothing but umount
+    // may look at them.
+    format!(
+        r#"tac /proc/self/mounts | while read -r source point rest; do
+            case $point in
+                '{dir}' | '{dir}'/*) ;;
+                '{all}'/*) umount --no-canonicalize --lazy "$(printf %b "$point")" ;;
+            esac
+        done"#,
+        dir = dir.display(),
+        all = std::env::temp_dir().display(),
+    )
 }
 
 /// The lines of `/proc/PROCESS/mounts` whose mount points are in `dir`.
@@ -407,7 +474,41 @@ impl Drop for Mount {
 
 /// Detaches every mount on `point`.
 pub fn detach(point: &Path) {
-    while nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH).is_ok() {}
+    match not_root() {
+        None => while nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH).is_ok() {},
+        // It fails when nothing is mounted there any more.
+        Some(_) => while run("fusermount3", ["-uzq".as_ref(), point.as_os_str()]).status.success() {},
+    }
+}
+
+/// The processor time that a process has used.
+pub fn processor_time(pid: impl std::fmt::Display) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // The fields after the name of the program begin with the state. These two are in clock ticks, of which Linux shows
+    // 100 in a second.
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    let ticks = |at: usize| fields[at].parse::<u64>().unwrap();
+    Duration::from_millis((ticks(11) + ticks(12)) * 10)
+}
+
+/// Waits until no thread of a process runs and its processor time stays the same. On a busy machine, a thread that has
+/// work to do waits for a core, which counts as running.
+pub fn wait_until_idle(pid: impl std::fmt::Display) {
+    // The state of each thread, and its processor time in clock ticks in user mode and in the kernel.
+    let threads = || -> Vec<(String, String, String)> {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).ok();
+        let field = |stat: String| {
+            let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+            (fields[0].to_owned(), fields[11].to_owned(), fields[12].to_owned())
+        };
+        tasks.filter_map(|task| Some(field(stat(task.unwrap())?))).collect()
+    };
+    wait_until("a process has nothing to do", || {
+        let before = threads();
+        std::thread::sleep(Duration::from_millis(300));
+        before == threads() && before.iter().all(|(state, ..)| state == "S")
+    });
 }
 
 /// A mount that a background process serves. On drop, it is detached, and that process ends by itself.
@@ -424,6 +525,17 @@ pub fn status(pid: impl std::fmt::Display, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     value.and_then(|value| value.split_whitespace().next()).unwrap().parse().unwrap()
+}
+
+/// The number of cores that this process, and a daemon that it starts, may use.
+pub fn cores() -> u64 {
+    std::thread::available_parallelism().unwrap().get() as u64
+}
+
+/// The maximum number of threads of a daemon: those that serve, those of the scheduler, and for each core a thread that
+/// computes and up to three that pause.
+pub fn threads_max() -> u64 {
+    24 + 4 * cores()
 }
 
 /// Runs a command to its end.

@@ -1,6 +1,6 @@
 //! Users: read access to mounts, and mounts by users other than root.
 
-use crate::support::{Namespace, Said, Scene, require_fuse};
+use crate::support::{Namespace, Said, Scene, require_root};
 
 /// Runs a command as a user other than root, without supplementary groups.
 const USER: &str = "setpriv --reuid=65534 --regid=65534 --clear-groups --";
@@ -43,7 +43,7 @@ fn has_access(line: &str, said: &Said) -> bool {
 
 #[test]
 fn files_have_owner_time_and_read_bits_of_the_source() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let table = [
         ("644", "444", "555"),
@@ -65,7 +65,7 @@ fn files_have_owner_time_and_read_bits_of_the_source() {
 
 #[test]
 fn allow_other_gives_users_the_permissions_of_the_source() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let table = [
         ("644 0:0", "-o allow_other", true),
@@ -105,7 +105,7 @@ fn allow_other_gives_users_the_permissions_of_the_source() {
 
 #[test]
 fn user_mounts_and_unmounts_with_fusermount3() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let namespace = namespace(&scene, "");
     let plain = "ro,nosuid,nodev,noexec,noatime,user_id=65534,group_id=65534,default_permissions 0 0";
@@ -140,7 +140,7 @@ fn user_mounts_and_unmounts_with_fusermount3() {
 
 #[test]
 fn users_can_use_the_mount_options_of_root() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let namespace = namespace(&scene, "user_allow_other");
     let options = "ro,nosuid,nodev,noexec,noatime,user_id=65534,group_id=65534,default_permissions";
@@ -169,7 +169,7 @@ fn users_can_use_the_mount_options_of_root() {
 
 #[test]
 fn user_mounts_are_unmounted_like_root_mounts() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let namespace = namespace(&scene, "");
     let gone = "timeout 60 sh -c \"while grep -q home/sample /proc/mounts; do sleep .01; done\"";
@@ -209,7 +209,7 @@ fn user_mounts_are_unmounted_like_root_mounts() {
 
 #[test]
 fn refused_user_commands_give_a_reason_and_leave_nothing() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     scene.ok("cp sample.safetensors secret.safetensors && chmod 600 secret.safetensors && mkdir roots");
     let namespace = namespace(&scene, "");
@@ -248,7 +248,7 @@ fn refused_user_commands_give_a_reason_and_leave_nothing() {
 
 #[test]
 fn users_with_access_have_exactly_the_permissions_of_the_source() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let namespace = namespace(&scene, "user_allow_other");
     // Checks in two ways for each file and each directory whether it can be read.
@@ -316,7 +316,7 @@ fn users_with_access_have_exactly_the_permissions_of_the_source() {
 
 #[test]
 fn missing_system_support_is_reported_with_a_remedy() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     // The character device 0:0 is how overlayfs marks a deleted file.
     scene.ok("mkdir dev conf && mknod conf/fuse.conf c 0 0");
@@ -382,7 +382,7 @@ fn missing_system_support_is_reported_with_a_remedy() {
 
 #[test]
 fn user_who_unmounts_the_mount_of_another_is_told_whose_it_is() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let namespace = namespace(&scene, "user_allow_other");
     namespace.ok("weightfs -o allow_other sample.safetensors mnt");
@@ -409,7 +409,7 @@ fn user_who_unmounts_the_mount_of_another_is_told_whose_it_is() {
 
 #[test]
 fn shards_of_an_index_that_cannot_be_read_yet_are_no_models() {
-    require_fuse!();
+    require_root!();
     let scene = scene();
     let namespace = namespace(&scene, "");
     scene.ok("mkdir home/set && cp sample.safetensors home/set/other.safetensors");

@@ -1,9 +1,12 @@
 //! A headless Chromium, driven over the WebDriver protocol of ChromeDriver.
 
+use crate::lifetime::end_with_this_thread;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -20,8 +23,8 @@ const ARGUMENTS: &[&str] = &[
     "--no-first-run",
 ];
 
-/// How long a page may take to get into the expected state.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the driver may take for an answer, and a page to get into the expected state.
+pub const PATIENCE: Duration = Duration::from_secs(240);
 
 pub struct Browser {
     driver: Child,
@@ -36,7 +39,9 @@ impl Browser {
     pub fn start() -> Browser {
         let profile = TempDir::new().unwrap();
         // The driver prints the port that it has chosen.
-        let mut driver = Command::new("chromedriver")
+        let mut driver = Command::new("chromedriver");
+        end_with_this_thread(&mut driver);
+        let mut driver = driver
             .args(["--port=0"])
             .env("HOME", profile.path())
             .env("TMPDIR", profile.path())
@@ -45,18 +50,21 @@ impl Browser {
             .stderr(Stdio::null())
             .spawn()
             .expect("chromedriver of the package chromium-driver");
-        let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
-        let port = loop {
-            let line = lines.next().expect("chromedriver ended").unwrap();
-            if let Some((_, port)) = line.split_once("successfully on port ") {
-                break port.trim_end_matches('.').parse().unwrap();
+        let output = BufReader::new(driver.stdout.take().unwrap());
+        let (sender, ports) = channel();
+        // Reads to the end, because the driver must never wait for a reader of what it prints.
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if let Some((_, port)) = line.split_once("successfully on port ") {
+                    let _ = sender.send(port.trim_end_matches('.').parse().unwrap());
+                }
             }
-        };
-        // The driver must never wait for a reader of what it prints.
-        std::thread::spawn(move || lines.for_each(drop));
+        });
+        let port = ports.recv_timeout(PATIENCE);
         let data = format!("--user-data-dir={}", profile.path().join("data").display());
         let arguments: Vec<&str> = ARGUMENTS.iter().copied().chain([&data[..]]).collect();
-        let mut browser = Browser { driver, port, session: String::new(), _profile: profile };
+        let mut browser = Browser { driver, port: 0, session: String::new(), _profile: profile };
+        browser.port = port.expect("chromedriver prints its port");
         let started = browser.call(
             "POST",
             "/session",
@@ -165,6 +173,7 @@ impl Browser {
 
     fn ask(&self, method: &str, path: &str, body: Value) -> Result<Value, Value> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let body = if body.is_null() { String::new() } else { body.to_string() };
         write!(
             stream,
@@ -191,9 +200,9 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The end of the session ends the browser.
+        // The end of the session ends the browser. A second panic would abort the test.
         if !self.session.is_empty() {
-            let _ = self.ask("DELETE", &self.session, Value::Null);
+            let _ = catch_unwind(AssertUnwindSafe(|| self.ask("DELETE", &self.session, Value::Null)));
         }
         let _ = self.driver.kill();
         let _ = self.driver.wait();

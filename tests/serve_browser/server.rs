@@ -1,8 +1,11 @@
 //! A running `weightfs serve`, and the models that it serves.
 
+use crate::browser::PATIENCE;
+use crate::lifetime::end_with_this_thread;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
 
 /// A server that ends with the test.
 pub struct Server {
@@ -15,12 +18,17 @@ impl Server {
     pub fn start(source: &Path, options: &[&str]) -> Server {
         let mut command = Command::new(env!("CARGO_BIN_EXE_weightfs"));
         command.arg("serve").arg(source).args(["--port", "0"]).args(options);
+        end_with_this_thread(&mut command);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        let line = lines.recv_timeout(PATIENCE);
+        let mut server = Server { child, url: String::new() };
+        let line = line.expect("weightfs serve prints its address");
         let url = line.split_once(" is served at ").unwrap_or_else(|| panic!("{line:?}")).1;
-        let url = url.trim_end().trim_end_matches('/').to_owned();
-        Server { child, url }
+        server.url = url.trim_end().trim_end_matches('/').to_owned();
+        server
     }
 
     /// What `weightfs cat` prints.

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Barrier;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What happens after the answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -66,6 +66,27 @@ pub fn two_at_once(first: &str, second: &str) -> SocketAddr {
     address
 }
 
+/// Answers the first request of the first connection, and ends that connection at its second request, which is reported.
+/// Answers one request of each later connection.
+pub fn lose_second_request(first: &str, then: Then, later: &str) -> (SocketAddr, Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (first, later) = (first.to_string(), later.to_string());
+    let (sender, lost) = channel();
+    std::thread::spawn(move || {
+        let Ok((stream, _)) = listener.accept() else { return };
+        std::thread::spawn(move || {
+            answer(stream.try_clone().unwrap(), first.as_bytes(), Then::Close);
+            answer_and(stream, b"", then, |request| drop(sender.send(request)));
+        });
+        for stream in listener.incoming() {
+            let Ok(stream) = stream else { return };
+            answer(stream, later.as_bytes(), Then::Close);
+        }
+    });
+    (address, lost)
+}
+
 fn answer(stream: TcpStream, bytes: &[u8], then: Then) {
     answer_and(stream, bytes, then, drop);
 }
@@ -87,12 +108,26 @@ fn answer_and(mut stream: TcpStream, bytes: &[u8], then: Then, show: impl FnOnce
         // The descriptor stays open until the process ends.
         Then::Stall => std::mem::forget(stream),
         Then::Reset => {
-            // What was sent must arrive before the reset, which discards it otherwise.
-            std::thread::sleep(Duration::from_millis(100));
+            // A reset discards what has not arrived yet.
+            let deadline = Instant::now() + Duration::from_secs(120);
+            while is_under_way(&stream) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             let socket = socket2::Socket::from(stream);
             let _ = socket.set_linger(Some(Duration::ZERO));
         }
     }
+}
+
+/// Whether the other side has not acknowledged all bytes yet, as the kernel shows it.
+fn is_under_way(stream: &TcpStream) -> bool {
+    let (Ok(from), Ok(to)) = (stream.local_addr(), stream.peer_addr()) else { return false };
+    let sockets = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+    // `NUMBER: LOCAL-ADDRESS:PORT REMOTE-ADDRESS:PORT STATE UNACKNOWLEDGED:UNREAD ...`, in hexadecimal digits.
+    let fields = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let ends = [(1, from.port()), (2, to.port())];
+    let is_this = |fields: &Vec<&str>| ends.iter().all(|(at, port)| fields[*at].ends_with(&format!(":{port:04X}")));
+    fields.skip(1).find(is_this).is_some_and(|fields| !fields[4].starts_with("00000000:"))
 }
 
 /// Whether a request has come with its body. A connection that ends with bytes unread is reset.

@@ -13,6 +13,8 @@ import time
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import lifetime
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OLD = "89abcdef0123456789abcdef0123456789abcdef"
 PAGE = 3
@@ -264,14 +266,14 @@ cdn = ThreadingHTTPServer(("127.0.0.1", 0), Cdn)
 for server in (hub, cdn):
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
-print(json.dumps({
+lifetime.started(json.dumps({
     "url": f"http://127.0.0.1:{hub.server_port}", "cdn": f"http://127.0.0.1:{cdn.server_port}", "commit": COMMIT,
     "token": TOKEN, "accepted": ACCEPTED,
     "files": {
         path: {"data": base64.b64encode(data).decode(), "lfs": lfs, "sha256": sha256(data), "oid": oid(data)}
         for path, (data, lfs) in FILES.items()
     },
-}), flush=True)
+}))
 for line in sys.stdin:
     command = json.loads(line)
     with lock:

@@ -3,50 +3,54 @@
 #![allow(dead_code, reason = "not every test uses every server")]
 
 pub mod canned;
+pub mod lifetime;
 pub mod nginx;
+pub mod ports;
 pub mod python;
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// Runs a program until its own standard input ends, then ends this one program. So it ends with the test process, even
-/// if that is killed.
-const GUARD: &str = r#""$@" </dev/null & pid=$!; cat >/dev/null; kill -TERM $pid 2>/dev/null; wait $pid"#;
+/// How long a server may take to start or to answer. The scripts give up earlier by themselves, and say why.
+const PATIENCE: Duration = Duration::from_secs(240);
 
-/// A program that serves.
-pub struct Server {
+/// A program that prints one line of JSON when it serves, and answers lines with lines.
+pub struct Talking {
     child: Child,
+    lines: Receiver<String>,
 }
 
-impl Server {
-    /// Starts a program below a guard.
-    pub fn guarded(command: &[&str], variables: &[(&str, &str)]) -> Server {
-        let mut guard = Command::new("sh");
-        guard.args(["-c", GUARD, "guard"]).args(command).envs(variables.iter().copied());
-        let child = guard.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::inherit()).spawn();
-        Server { child: child.unwrap_or_else(|error| panic!("{command:?}: {error}")) }
+impl Talking {
+    /// Starts a program. It must end when its standard input ends.
+    pub fn start(command: &mut Command) -> (Talking, serde_json::Value) {
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
+        let mut child = child.unwrap_or_else(|error| panic!("{command:?}: {error}; run scripts/servers first"));
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        // A thread reads, because a read has no time limit. It ends with the program.
+        std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        let mut talking = Talking { child, lines };
+        let hello = talking.line();
+        (talking, hello)
     }
 
-    /// Waits until a port accepts connections. `false` if the program ended.
-    pub fn answers(&mut self, port: u16) -> bool {
-        let patience = Instant::now() + Duration::from_secs(60);
-        while Instant::now() < patience {
-            if TcpStream::connect(("127.0.0.1", port)).is_ok() {
-                return true;
-            }
-            if self.child.try_wait().unwrap().is_some() {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        false
+    fn line(&mut self) -> serde_json::Value {
+        let line = self.lines.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("no answer of a server: {error}"));
+        serde_json::from_str(&line).unwrap_or_else(|_| panic!("the server said {line:?}"))
+    }
+
+    /// Sends a command and returns its answer.
+    pub fn ask(&mut self, command: serde_json::Value) -> serde_json::Value {
+        let input = self.child.stdin.as_mut().unwrap();
+        writeln!(input, "{command}").unwrap();
+        self.line()
     }
 }
 
-impl Drop for Server {
+impl Drop for Talking {
     fn drop(&mut self) {
         // The end of its input is the sign to stop.
         drop(self.child.stdin.take());
@@ -60,42 +64,6 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// A program that prints one line of JSON when it serves, and answers lines with lines.
-pub struct Talking {
-    server: Server,
-    output: BufReader<std::process::ChildStdout>,
-}
-
-impl Talking {
-    /// Starts a program. It must end when its standard input ends.
-    pub fn start(command: &mut Command) -> (Talking, serde_json::Value) {
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
-        let mut child = child.unwrap_or_else(|error| panic!("{command:?}: {error}; run scripts/servers first"));
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let mut talking = Talking { server: Server { child }, output };
-        let hello = talking.line();
-        (talking, hello)
-    }
-
-    fn line(&mut self) -> serde_json::Value {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        serde_json::from_str(&line).unwrap_or_else(|_| panic!("the server said {line:?}"))
-    }
-
-    /// Sends a command and returns its answer.
-    pub fn ask(&mut self, command: serde_json::Value) -> serde_json::Value {
-        let input = self.server.child.stdin.as_mut().unwrap();
-        writeln!(input, "{command}").unwrap();
-        self.line()
-    }
-}
-
-/// A port that was free a moment ago.
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// The directory of this package.

@@ -1,28 +1,56 @@
 //! nginx, with a place for each behaviour of servers.
 
 use std::fs;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use super::{Server, free_port};
+use super::lifetime::end_with_this_thread;
+use super::ports::ClaimedPort;
 
 /// A running nginx: one server with the places below, another server at a second port, and TLS at a third.
 pub struct Nginx {
-    // Dropped first, so that nginx ends before its directory.
-    _server: Server,
+    child: Child,
     dir: TempDir,
     pub port: u16,
     pub other: u16,
     pub tls: u16,
+    _claims: [ClaimedPort; 3],
+    /// Whether it is neither suspended nor ended.
+    is_running: AtomicBool,
+    /// The number of markers in its log.
+    markers: AtomicU64,
 }
+
+/// Waits until a server accepts connections at its ports. `false` if it has ended.
+fn listens(child: &mut Child, ports: [u16; 3]) -> bool {
+    let deadline = Instant::now() + PATIENCE;
+    while child.try_wait().unwrap().is_none() {
+        if ports.iter().all(|port| TcpStream::connect(("127.0.0.1", *port)).is_ok()) {
+            return true;
+        }
+        assert!(Instant::now() < deadline, "nginx does not listen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    false
+}
+
+/// How long nginx may take for what it does at once.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The token that `/bearer/` wants, and the password of the user `me` at `/basic/`.
 pub const TOKEN: &str = "TOKEN-5f0c61";
 pub const PASSWORD: &str = "PASSWORD-93bd";
+
+/// Where requests of [`Nginx::log`] go.
+const MARKER: &str = "/marker/";
 
 impl Nginx {
     pub fn start() -> Nginx {
@@ -32,18 +60,25 @@ impl Nginx {
         fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         certificate(dir.path());
         fs::write(dir.path().join("users"), format!("me:{{PLAIN}}{PASSWORD}\n")).unwrap();
-        for _ in 0..5 {
-            let (port, other, tls) = (free_port(), free_port(), free_port());
-            fs::write(dir.path().join("nginx.conf"), config(dir.path(), port, other, tls)).unwrap();
-            let conf = dir.path().join("nginx.conf");
-            let prefix = dir.path().to_str().unwrap();
-            let command = ["nginx", "-e", "stderr", "-p", prefix, "-c", conf.to_str().unwrap()];
-            let mut server = Server::guarded(&command, &[("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")]);
-            if [port, other, tls].into_iter().all(|port| server.answers(port)) {
-                return Nginx { _server: server, dir, port, other, tls };
+        let conf = dir.path().join("nginx.conf");
+        // What is no test may take a port in the meantime.
+        for _ in 0..10 {
+            let claims = [(); 3].map(|()| ClaimedPort::new());
+            let [port, other, tls] = claims.each_ref().map(|claim| claim.port);
+            fs::write(&conf, config(dir.path(), port, other, tls)).unwrap();
+            let mut command = Command::new("nginx");
+            command.args(["-e", "stderr", "-p"]).arg(dir.path()).arg("-c").arg(&conf);
+            command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").stdin(Stdio::null()).stdout(Stdio::null());
+            end_with_this_thread(&mut command);
+            let mut child = command.spawn().unwrap_or_else(|error| panic!("nginx: {error}; run scripts/servers first"));
+            if listens(&mut child, [port, other, tls]) {
+                let (is_running, markers) = (true.into(), 0.into());
+                let nginx = Nginx { child, dir, port, other, tls, _claims: claims, is_running, markers };
+                nginx.mark();
+                return nginx;
             }
         }
-        panic!("nginx does not start; run scripts/servers first");
+        panic!("nginx does not start");
     }
 
     /// Writes a file, which replaces the old one.
@@ -67,11 +102,54 @@ impl Nginx {
         format!("http://127.0.0.1:{}/{path}", self.port)
     }
 
-    /// The requests so far: `PORT METHOD URI STATUS RANGE IF-MATCH AUTHORIZATION ACCEPT-ENCODING HOST QUERY SENT`. The
-    /// last one is the size of the body in bytes.
+    /// The requests whose responses have ended: `PORT METHOD URI STATUS RANGE IF-MATCH AUTHORIZATION ACCEPT-ENCODING
+    /// HOST QUERY SENT`. The last one is the size of the body in bytes.
     pub fn log(&self) -> Vec<Vec<String>> {
+        // What is suspended or has ended writes nothing more.
+        if self.is_running.load(Ordering::SeqCst) {
+            self.mark();
+        }
+        let lines = self.lines().into_iter();
+        lines.filter(|line| !line[2].starts_with(MARKER)).collect()
+    }
+
+    /// As [`log`](Self::log), once all responses have ended.
+    pub fn log_at_rest(&self) -> Vec<Vec<String>> {
+        let deadline = Instant::now() + PATIENCE;
+        while self.is_running.load(Ordering::SeqCst) && self.mark() > 0 {
+            assert!(Instant::now() < deadline, "nginx still sends responses");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.log()
+    }
+
+    fn lines(&self) -> Vec<Vec<String>> {
         let text = fs::read_to_string(self.dir.path().join("access.log")).unwrap_or_default();
         text.lines().map(|line| line.split('|').map(str::to_string).collect()).collect()
+    }
+
+    /// Sends a request and waits until it is in the log. nginx writes the line of a request after the response, so a
+    /// client may have its response before. But it is one process that does one thing after the other: lines of earlier
+    /// responses are there when that of the marker is. Returns the number of responses that have not ended.
+    fn mark(&self) -> u64 {
+        let path = format!("{MARKER}{}", self.markers.fetch_add(1, Ordering::SeqCst));
+        let ask = || -> io::Result<String> {
+            let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            write!(stream, "GET {path} HTTP/1.0\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        let answer = ask().unwrap_or_else(|error| panic!("nginx does not answer: {error}"));
+        let deadline = Instant::now() + PATIENCE;
+        while !self.lines().iter().any(|line| line.get(2) == Some(&path)) {
+            assert!(Instant::now() < deadline, "{path} is not in the log of nginx");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let body = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("nginx answers {answer:?}")).1;
+        // One is the marker.
+        body.parse::<u64>().unwrap_or_else(|_| panic!("nginx answers {answer:?}")) - 1
     }
 }
 
@@ -85,27 +163,53 @@ impl Nginx {
         }
     }
 
+    /// Whether `/held/` stops after the first 100 KiB of each response: the rest takes days.
+    pub fn hold(&self, holds: bool) {
+        let switch = self.dir.path().join("hold");
+        match holds {
+            true => fs::write(switch, "").unwrap(),
+            false => fs::remove_file(switch).unwrap(),
+        }
+    }
+
     /// Suspends the process, so that connections stay open and nothing is answered, or resumes it.
     pub fn suspend(&self, suspended: bool) {
-        self.signal(if suspended { Signal::SIGSTOP } else { Signal::SIGCONT }).unwrap();
+        if suspended {
+            self.complete_log();
+        }
+        self.signal(if suspended { Signal::SIGSTOP } else { Signal::SIGCONT });
+        self.is_running.store(!suspended, Ordering::SeqCst);
     }
 
     /// Ends the process, so that connections are refused.
     pub fn end(&self) {
-        self.signal(Signal::SIGKILL).unwrap();
+        self.complete_log();
+        self.signal(Signal::SIGKILL);
+        // The ports are closed when the process is gone. It stays a zombie until this value is dropped.
+        let stat = format!("/proc/{}/stat", self.child.id());
+        let deadline = Instant::now() + PATIENCE;
+        while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+            assert!(Instant::now() < deadline, "nginx does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
-    fn signal(&self, signal: Signal) -> nix::Result<()> {
-        // The file is gone after an orderly end.
-        let text = fs::read_to_string(self.dir.path().join("pid")).unwrap_or_default();
-        text.trim().parse().map_or(Err(Errno::ESRCH), |pid| kill(Pid::from_raw(pid), signal))
+    /// Lets the log have all responses that have ended, before the process is suspended or ends.
+    fn complete_log(&self) {
+        if self.is_running.swap(false, Ordering::SeqCst) {
+            self.mark();
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 }
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // A suspended process would not end.
-        let _ = self.signal(Signal::SIGCONT);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -126,13 +230,14 @@ fn config(dir: &Path, port: u16, other: u16, tls: u16) -> String {
     let places = format!(
         r#"
         root {dir}/www;
+        location {MARKER} {{ return 200 $connections_writing; }}
+        location /held/ {{ limit_rate_after 100k; if (-f {dir}/hold) {{ set $limit_rate 1; }} alias {dir}/www/; }}
         location /noranges/ {{ max_ranges 0; alias {dir}/www/; }}
         location /weak/ {{ etag off; add_header ETag 'W/"weak"'; alias {dir}/www/; }}
         location /undated/ {{ etag off; add_header Last-Modified ""; alias {dir}/www/; }}
         location /encoded/ {{ add_header Content-Encoding gzip; alias {dir}/www/; }}
         location /gzip/ {{ gzip on; gzip_types *; gzip_min_length 1; gzip_proxied any; alias {dir}/www/; }}
         location /slow/ {{ limit_rate 20k; sendfile off; output_buffers 1 4k; alias {dir}/www/; }}
-        location /steady/ {{ limit_rate 256k; sendfile off; output_buffers 1 32k; alias {dir}/www/; }}
         location /basic/ {{ auth_basic weights; auth_basic_user_file {dir}/users; alias {dir}/www/; }}
         location /bearer/ {{ if ($http_authorization != "Bearer {TOKEN}") {{ return 401; }} alias {dir}/www/; }}
         location /handover/ {{

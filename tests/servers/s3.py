@@ -9,6 +9,7 @@ for name in list(os.environ):
 os.environ["INITIAL_NO_AUTH_ACTION_COUNT"] = "1000000"
 import boto3  # noqa: E402
 import bucket  # noqa: E402
+import lifetime  # noqa: E402
 from moto import settings  # noqa: E402
 from moto.server import ThreadedMotoServer  # noqa: E402
 
@@ -42,6 +43,6 @@ os.environ["INITIAL_NO_AUTH_ACTION_COUNT"] = "0"
 writer = boto3.client(
     "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id=users["writer"]["id"],
     aws_secret_access_key=users["writer"]["secret"])
-print(json.dumps({"url": url, "users": users}), flush=True)
+lifetime.started(json.dumps({"url": url, "users": users}))
 bucket.obey(writer)
 server.stop()

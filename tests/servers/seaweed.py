@@ -1,14 +1,14 @@
 """SeaweedFS as an S3 server, with signatures and permissions enforced. Its output and commands are like those of s3.py."""
 import contextlib
+import functools
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
-import time
 
 import boto3
 import bucket
+import lifetime
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from ports import free_ports
@@ -19,51 +19,62 @@ identities = [
     {"name": name, "credentials": [{"accessKey": key["id"], "secretKey": key["secret"]}], "actions": actions[name]}
     for name, key in users.items()
 ]
-names = [f"{server}.port{kind}" for server in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
+kinds = ("master", "volume", "filer", "s3")
+names = [f"{kind}.port{grpc}" for kind in kinds for grpc in ("", ".grpc")]
 
 
-def start(directory):
-    """Starts the server. Returns its process, a client with all permissions, and its URL; exits after ten failures."""
+def end(server, ports):
+    """Ends a server, and removes the sockets that no option moves out of /tmp."""
+    # What it has stored is not wanted any more.
+    server.kill()
+    server.wait()
+    for kind in kinds:
+        pathlib.Path(f"/tmp/seaweedfs-{kind}-grpc-{ports[f'{kind}.port.grpc']}.sock").unlink(missing_ok=True)
+
+
+def start(folder):
+    """Starts the server. Returns what ends it, a client with all permissions, and its URL; exits after ten failures."""
     for _ in range(10):
         ports = dict(zip(names, free_ports(len(names))))
         url = f"http://127.0.0.1:{ports['s3.port']}"
         command = [pathlib.Path(sys.executable).parent / "weed", "server"]
         command += [f"-{name}={port}" for name, port in ports.items()]
+        command += [f"-{kind}.localSocket={folder}/{kind}.sock" for kind in ("filer", "s3")]
         command += [
-            f"-dir={directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false", "-s3",
-            f"-s3.config={directory}/s3.json", "-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
+            f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false", "-s3",
+            f"-s3.config={folder}/s3.json", "-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
             "-volume.max=100", "-master.volumeSizeLimitMB=64",
         ]
-        with open(pathlib.Path(directory, "log"), "w") as log:
-            server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        with open(pathlib.Path(folder, "log"), "w") as log:
+            server = lifetime.spawn(command, folder, stdout=log, stderr=log)
         s3 = boto3.client(
             "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id=users["writer"]["id"],
             aws_secret_access_key=users["writer"]["secret"], config=Config(retries={"max_attempts": 0}))
+
+        def create():
+            for name in ("models", "versioned"):
+                with contextlib.suppress(s3.exceptions.BucketAlreadyExists, s3.exceptions.BucketAlreadyOwnedByYou):
+                    s3.create_bucket(Bucket=name)
+                s3.put_object(Bucket=name, Key="ready", Body=b"")
+                s3.delete_object(Bucket=name, Key="ready")
+            s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
+
+        # It takes some seconds until buckets can be created and written to. It ends if a port is taken meanwhile.
         try:
-            # It takes some seconds until buckets can be created and written to. It ends if a port is taken meanwhile.
-            while server.poll() is None:
-                try:
-                    for name in ("models", "versioned"):
-                        with contextlib.suppress(s3.exceptions.BucketAlreadyExists, s3.exceptions.BucketAlreadyOwnedByYou):
-                            s3.create_bucket(Bucket=name)
-                        s3.put_object(Bucket=name, Key="ready", Body=b"")
-                        s3.delete_object(Bucket=name, Key="ready")
-                    s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
-                    return server, s3, url
-                except (BotoCoreError, ClientError):
-                    time.sleep(0.1)
+            if lifetime.is_ready(server, create, (BotoCoreError, ClientError)):
+                return functools.partial(end, server, ports), s3, url
         except BaseException:
-            server.kill()
+            end(server, ports)
             raise
-    sys.exit(f"SeaweedFS has ended: {pathlib.Path(directory, 'log').read_text()[-2000:]}")
+        end(server, ports)
+    sys.exit(f"SeaweedFS has ended: {pathlib.Path(folder, 'log').read_text()[-2000:]}")
 
 
-with tempfile.TemporaryDirectory() as directory:
-    pathlib.Path(directory, "s3.json").write_text(json.dumps({"identities": identities}))
-    server, s3, url = start(directory)
+with tempfile.TemporaryDirectory() as folder:
+    pathlib.Path(folder, "s3.json").write_text(json.dumps({"identities": identities}))
+    end_server, s3, url = start(folder)
     try:
-        print(json.dumps({"url": url, "users": users}), flush=True)
+        lifetime.started(json.dumps({"url": url, "users": users}))
         bucket.obey(s3)
     finally:
-        server.kill()
-        server.wait()
+        end_server()

@@ -14,8 +14,9 @@ pub fn options(variables: &[(&str, &str)]) -> TransportOptions {
     record_log();
     TransportOptions {
         environment: variables.iter().copied().collect::<EnvironmentCopy>(),
-        connect_timeout: Duration::from_secs(20),
-        idle_timeout: Duration::from_secs(20),
+        // No test waits for these.
+        connect_timeout: Duration::from_secs(120),
+        idle_timeout: Duration::from_secs(120),
         ..TransportOptions::default()
     }
 }

@@ -7,6 +7,7 @@ use weightfs::remote::transport::{ChangeCertainty, ErrorKind, TransportClient, T
 
 use crate::servers::content;
 use crate::servers::nginx::{Nginx, PASSWORD, TOKEN};
+use crate::servers::ports::ClosedPort;
 use crate::support::*;
 
 #[tokio::test]
@@ -71,16 +72,18 @@ async fn a_stop_of_the_sink_ends_the_transfer() {
     let (object, _) = open(&client, &nginx.url("slow/x"), 10).await.unwrap();
     assert_eq!(object.len, 0, "an empty file has no bytes to ask for");
     nginx.put("x", &content(2_000_000, 2));
-    let (object, _) = open(&client, &nginx.url("slow/x"), 10).await.unwrap();
-    let start = std::time::Instant::now();
+    let (object, _) = open(&client, &nginx.url("drip/x"), 10).await.unwrap();
     let mut got = 0;
     let mut stop = |piece: &[u8]| {
         got += piece.len();
         ControlFlow::Break(())
     };
-    client.fetch(&object, 0..2_000_000, &mut stop).await.unwrap();
+    // The whole file takes hours.
+    tokio::time::timeout(Duration::from_secs(600), client.fetch(&object, 0..2_000_000, &mut stop))
+        .await
+        .unwrap()
+        .unwrap();
     assert!(got > 0 && got < 1_000_000, "{got}");
-    assert!(start.elapsed() < Duration::from_secs(50), "the whole file takes 100 seconds");
 }
 
 #[tokio::test]
@@ -111,14 +114,7 @@ async fn a_changed_file_is_never_mixed() {
             _ => drop(failure(fetch(&client, &object, 5..10).await, ErrorKind::Changed, &[])),
         }
         std::fs::remove_file(nginx.file("m")).unwrap();
-        let mut gone = fetch(&client, &object, 5..10).await;
-        // nginx may close a connection whose answer was not read to its end while the next request is under way.
-        for _ in 0..3 {
-            if gone.as_ref().is_err_and(|error| matches!(error.kind, ErrorKind::Transient { .. })) {
-                gone = fetch(&client, &object, 5..10).await;
-            }
-        }
-        failure(gone, ErrorKind::Missing, &[]);
+        failure(fetch(&client, &object, 5..10).await, ErrorKind::Missing, &[]);
     }
 }
 
@@ -160,7 +156,8 @@ async fn refusals_have_their_kinds() {
         failure(open(&client, &format!("{}?k=SECRET", nginx.url(path)), 100).await, kind, &["SECRET"]);
     }
     assert!(nginx.log().iter().filter(|request| request[2] == "/loop/x").count() <= 6);
-    let closed = format!("http://127.0.0.1:{}/x?SECRET", crate::servers::free_port());
+    let port = ClosedPort::new();
+    let closed = format!("http://127.0.0.1:{}/x?SECRET", port.port());
     failure(open(&client, &closed, 100).await, TRANSIENT, &["SECRET"]);
     failure(open(&client, "http://nowhere.invalid/x?SECRET", 100).await, TRANSIENT, &["SECRET"]);
     failure(resolve(&client, &nginx.url("folder/")).await, ErrorKind::Invalid, &[]);
@@ -192,13 +189,14 @@ async fn an_expired_link_is_refused() {
 #[tokio::test]
 async fn a_body_that_breaks_off_gives_what_came() {
     let nginx = Nginx::start();
-    nginx.put("x", &content(400_000, 1));
+    // So large that it takes minutes: the file is cut long before its end is sent.
+    nginx.put("x", &content(4_000_000, 1));
     let client = client(&[]);
     let (object, _) = open(&client, &nginx.url("slow/x"), 10).await.unwrap();
     let file = std::fs::File::options().write(true).open(nginx.file("x")).unwrap();
     let mut got = Vec::new();
     let result = client
-        .fetch(&object, 0..400_000, &mut |piece| {
+        .fetch(&object, 0..4_000_000, &mut |piece| {
             if got.is_empty() {
                 // nginx opened the file and promised all of it.
                 file.set_len(30_000).unwrap();
@@ -208,8 +206,8 @@ async fn a_body_that_breaks_off_gives_what_came() {
         })
         .await;
     failure(result, TRANSIENT, &[]);
-    assert!(!got.is_empty() && got.len() < 400_000);
-    assert!(content(400_000, 1).starts_with(&got));
+    assert!(!got.is_empty() && got.len() < 4_000_000);
+    assert!(content(4_000_000, 1).starts_with(&got));
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! One HTTP request: connects, sends credentials only where they belong, follows redirects, and bounds every wait.
 
 use std::error::Error as StdError;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -178,10 +179,7 @@ impl HttpWire {
         self.pools.requests.fetch_add(1, Ordering::Relaxed);
         let answer = tokio::time::timeout(self.idle, async {
             match (client.execute(request).await, again) {
-                // A kept connection may be closed just when the next request is sent.
-                (Err(error), Some(again)) if is_caused_by(&error, hyper::Error::is_incomplete_message) => {
-                    client.execute(again).await
-                }
+                (Err(error), Some(again)) if is_unanswered(&error) => client.execute(again).await,
                 (answer, _) => answer,
             }
         });
@@ -273,10 +271,22 @@ pub(super) fn describe_request(error: &reqwest::Error) -> TransportError {
 /// theirs, so they are looked for inside.
 fn is_certificate(error: &(dyn StdError + 'static)) -> bool {
     let mut error = error;
-    while let Some(inner) = error.downcast_ref::<std::io::Error>().and_then(|error| error.get_ref()) {
+    while let Some(inner) = error.downcast_ref::<io::Error>().and_then(|error| error.get_ref()) {
         error = inner;
     }
     matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented))
+}
+
+/// Whether a connection ended, in order or by a reset, before the head of an answer arrived. A server may close a kept
+/// connection just when the next request is sent; if bytes of that request arrive after the close, it sends a reset.
+fn is_unanswered(error: &reqwest::Error) -> bool {
+    let is_lost = |cause: &(dyn StdError + 'static)| {
+        cause.downcast_ref().is_some_and(hyper::Error::is_incomplete_message)
+            || cause.downcast_ref().is_some_and(|error: &io::Error| {
+                matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+            })
+    };
+    !error.is_connect() && causes(error).any(is_lost)
 }
 
 fn is_caused_by(error: &reqwest::Error, is_it: fn(&hyper::Error) -> bool) -> bool {

@@ -2,12 +2,12 @@
 
 use super::{Client, hub, web};
 use crate::servers::nginx::TOKEN;
-use crate::support::require_fuse;
+use crate::support::require_root;
 use serde_json::Value;
 
 #[test]
 fn what_is_wrong_with_a_url_is_found_with_a_remedy() {
-    require_fuse!();
+    require_root!();
     let mut client = Client::new();
     client.one("models/m.safetensors", 1 << 20, 1);
     client.write("models/config.json", b"{}");
@@ -44,7 +44,7 @@ fn what_is_wrong_with_a_url_is_found_with_a_remedy() {
         ),
     ];
     for (args, url, check, text, remedy) in table {
-        let said = client.sh(&format!("timeout 60 weightfs doctor --json {args} '{url}'"));
+        let said = client.sh_alone(&format!("timeout 60 weightfs doctor --json {args} '{url}'"));
         let value: Value = serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"));
         let failures: Vec<&Value> =
             value["findings"].as_array().unwrap().iter().filter(|finding| finding["state"] == "failure").collect();
@@ -78,7 +78,7 @@ fn what_is_wrong_with_a_url_is_found_with_a_remedy() {
 /// requests is a minute.
 #[test]
 fn without_a_network_commands_fail_soon_and_say_what_they_wait_for() {
-    require_fuse!();
+    require_root!();
     let client = Client::new();
     for url in ["http://127.0.0.1:1/m.safetensors", "https://host.invalid/m.safetensors"] {
         for command in ["inspect", "ls", "check", "doctor"] {
@@ -95,6 +95,6 @@ fn without_a_network_commands_fail_soon_and_say_what_they_wait_for() {
     assert!(error.contains("cannot connect"), "{shown:?}");
 
     // The checks of this machine are printed before the network is asked.
-    let shown = client.sh("{ timeout 1 weightfs doctor http://127.0.0.1:1/m.safetensors; } | head -n 5").out;
+    let shown = client.sh_alone("{ timeout 1 weightfs doctor http://127.0.0.1:1/m.safetensors; } | head -n 5").out;
     assert!(shown.contains("seccomp"), "{shown:?}");
 }

@@ -1,7 +1,7 @@
 //! Servers that refuse, change, break off and hang, and processes that end during a read.
 
 use super::{Client, data_requests, hub, requests, s3, servers, upload, web};
-use crate::support::{Mount, Scene, Tensor, require_fuse, wait_until};
+use crate::support::{Mount, Scene, Tensor, require_fuse, require_root, wait_until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use safetensors::Dtype;
@@ -290,7 +290,7 @@ fn absent_data_gives_eio_when_the_server_is_gone() {
     let tensors = four(&client, 1);
     for hangs in [false, true] {
         let nginx = web(&client, "models");
-        let mount = client.mount(&nginx.url("m.safetensors"), &["--timeout", "5"]);
+        let mount = client.mount(&nginx.url("m.safetensors"), &["--timeout", "2"]);
         assert!(mount.read("tensors/a") == tensors[0]);
         if hangs {
             nginx.suspend(true)
@@ -299,7 +299,7 @@ fn absent_data_gives_eio_when_the_server_is_gone() {
         }
         assert_eq!(errno(&mount, "tensors/d"), nix::libc::EIO);
         let log = mount.log();
-        assert!(log.contains("nothing arrived for 5 s"), "{log}");
+        assert!(log.contains("nothing arrived for 2 s"), "{log}");
         // What was fetched is there, also in views that nobody has read yet.
         assert!(mount.read("npy/a.npy").ends_with(&tensors[0]));
         if hangs {
@@ -346,7 +346,7 @@ fn waiting_reader_can_be_killed() {
 
 #[test]
 fn mount_can_be_removed_while_readers_wait() {
-    require_fuse!();
+    require_root!();
     let client = Client::new();
     four(&client, 1);
     let nginx = web(&client, "models");
@@ -462,7 +462,7 @@ fn names_of_shards_that_no_path_has_are_errors_and_end_nothing_else() {
 
 #[test]
 fn urls_where_paths_are_needed_and_wrong_ones_are_usage_errors_without_secrets() {
-    require_fuse!();
+    require_root!();
     let client = Client::new();
     four(&client, 1);
     for (arguments, expected) in [

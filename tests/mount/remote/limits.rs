@@ -3,7 +3,7 @@
 use super::{Client, requests, web};
 use crate::servers::canned::{Then, serve};
 use crate::servers::{self, nginx::Nginx};
-use crate::support::{Mount, detach, require_fuse};
+use crate::support::{Mount, detach, require_fuse, require_root};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::PathBuf;
@@ -105,7 +105,7 @@ impl Drop for Disk {
 
 #[test]
 fn half_of_the_disk_is_used_by_default() {
-    require_fuse!();
+    require_root!();
     let client = Client::new();
     let bytes = client.one("models/m.safetensors", 40 << 20, 1);
     let nginx = web(&client, "models");
@@ -133,7 +133,7 @@ impl Drop for InMemory {
 
 #[test]
 fn model_is_read_without_a_cache_if_its_disk_is_too_small() {
-    require_fuse!();
+    require_root!();
     let client = Client::new();
     let bytes = client.one("models/m.safetensors", 40 << 20, 1);
     let nginx = web(&client, "models");

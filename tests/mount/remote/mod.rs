@@ -13,7 +13,7 @@ mod users;
 
 use crate::servers::nginx::Nginx;
 use crate::servers::{self, python::Python};
-use crate::support::{Mount, Said, Scene, files_below};
+use crate::support::{Mount, Namespace, Said, Scene, files_below};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use safetensors::Dtype;
@@ -58,6 +58,13 @@ impl Client {
         self.sh(line).ok(line)
     }
 
+    /// As [`Client::sh`], in a namespace without the mounts of other tests.
+    fn sh_alone(&self, line: &str) -> Said {
+        let alone = Namespace::new(&self.scene, "");
+        let mut command = alone.command(&format!("exec timeout 300 sh -c '{}'", line.replace('\'', r"'\''")));
+        Said::of(command.envs(self.variables.iter().map(|(name, value)| (name, value))))
+    }
+
     /// Mounts `source` on a new directory, served in the foreground by a child process.
     fn mount(&self, source: &str, args: &[&str]) -> Mount {
         Mount::start(self.command("weightfs").arg("-f").args(args).arg(source), &self.scene.mount_point())
@@ -100,9 +107,9 @@ fn web(client: &Client, dir: &str) -> Nginx {
     nginx
 }
 
-/// The requests for a file so far: the range of each, and the bytes that were sent.
+/// The requests for a file so far, once no response is under way: the range of each, and the bytes that were sent.
 fn requests(nginx: &Nginx, path: &str) -> Vec<(String, u64)> {
-    let of_path = nginx.log().into_iter().filter(|request| request[2] == format!("/{path}"));
+    let of_path = nginx.log_at_rest().into_iter().filter(|request| request[2] == format!("/{path}"));
     of_path.map(|request| (request[4].clone(), request.last().unwrap().parse().unwrap())).collect()
 }
 

@@ -1,7 +1,7 @@
 //! Redirects from public servers into the network that they are not in. The addresses exist in a network namespace.
 
 use super::Client;
-use crate::support::{python, require_fuse};
+use crate::support::{detach_others, python, require_root};
 use std::path::Path;
 
 /// Runs `weightfs` for each line of `urls`, and prints its status and its last line of output.
@@ -22,7 +22,7 @@ const SCRIPT: &str = r#"
 
 #[test]
 fn public_servers_cannot_redirect_into_the_private_network() {
-    require_fuse!();
+    require_root!();
     let client = Client::new();
     client.one("m.safetensors", 100, 1);
     let table = [
@@ -44,6 +44,7 @@ fn public_servers_cannot_redirect_into_the_private_network() {
     client.write("urls", urls.as_bytes());
     let server = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/redirect.py");
     let script = SCRIPT.replace("PYTHON", python().to_str().unwrap()).replace("SERVER", server.to_str().unwrap());
+    let script = detach_others(client.scene.dir.path()) + &script;
     client.write("script", script.as_bytes());
     let said = client.ok("unshare --net --mount sh -e script");
     assert_eq!(said.lines().count(), table.len(), "{said}");

@@ -1,19 +1,19 @@
 //! What `weightfs status` says of remote sources.
 
 use super::{Client, requests, web};
-use crate::support::{Mount, require_fuse, wait_until};
+use crate::support::{Mount, require_root, wait_until};
 use serde_json::Value;
 
 /// What `weightfs status --json` says of a mount.
 fn status(client: &Client, mount: &Mount) -> Value {
-    let list: Value = serde_json::from_str(&client.ok("weightfs status --json")).unwrap();
+    let list: Value = serde_json::from_str(&client.sh_alone("weightfs status --json").ok("status")).unwrap();
     let mounts = list["mounts"].as_array().unwrap();
     mounts.iter().find(|shown| shown["mountpoint"] == mount.point.to_str().unwrap()).unwrap().clone()
 }
 
 #[test]
 fn fetched_bytes_include_those_that_were_fetched_while_mounting() {
-    require_fuse!();
+    require_root!();
     let client = Client::new();
     let bytes = client.one("models/m.safetensors", 3 << 20, 1);
     let nginx = web(&client, "models");
@@ -31,12 +31,12 @@ fn fetched_bytes_include_those_that_were_fetched_while_mounting() {
     wait_until("the tensor is counted", || fetched() >= 3 << 20);
     wait_until("all transfers are counted", || fetched() == sent());
 
-    let list: Value = serde_json::from_str(&client.ok("weightfs status --json")).unwrap();
+    let list: Value = serde_json::from_str(&client.sh_alone("weightfs status --json").ok("status")).unwrap();
     let cache = &list["cache"];
     assert_eq!((&cache["directory"], &cache["files"]), (&client.cache().to_str().unwrap().into(), &1.into()));
     let cached = cache["cached"].as_u64().unwrap();
     assert!(cached >= 3 << 20 && cache["default_limit"].as_u64().unwrap() > cached / 2, "{cache}");
     let line = format!("cache: {}: 1 file, ", client.cache().display());
-    assert!(client.ok("weightfs status").contains(&line));
+    assert!(client.sh_alone("weightfs status").ok("status").contains(&line));
     assert!(status(&client, &mount)["served_bytes"].as_u64().unwrap() >= 3 << 20);
 }

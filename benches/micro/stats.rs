@@ -1,4 +1,4 @@
-//! Statistics of values compared with memcpy: `cargo bench --bench stats`.
+//! Statistics of values compared with memcpy: `cargo bench --bench stats` in benches/micro.
 //!
 //! One thread, in bytes of input per second. The input is 64 MiB of memory, larger than the CPU caches, as real data
 //! is, and is added 1 MiB at a time. Floats have a normal distribution, as most weights do. `random` is random bytes,

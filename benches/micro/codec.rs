@@ -1,4 +1,4 @@
-//! Decoding elements to float32 and bfloat16 compared with memcpy: `cargo bench --bench codec`.
+//! Decoding elements to float32 and bfloat16 compared with memcpy: `cargo bench --bench codec` in benches/micro.
 //!
 //! One thread, in bytes of output per second. The source is 64 MiB of memory, larger than the CPU caches, as real data
 //! is. A read is 1 MiB, the size of the kernel's largest request.

@@ -1,4 +1,4 @@
-//! Header parsing, tensor lookup and reads, measured without FUSE: `cargo bench --bench layers`.
+//! Header parsing, tensor lookup and reads, measured without FUSE: `cargo bench --bench layers` in benches/micro.
 //!
 //! Parses a header of a million tensors, finds tensors by name, and reads a spliced file as in `npy/`: a slice within
 //! one segment, and a copy across the boundary of header and data. `codec.rs` measures decoding.
