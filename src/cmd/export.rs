@@ -165,7 +165,7 @@ impl ExportJob<'_> {
             return Ok(());
         }
         // A layer of an Ollama model is stored under its hash, and an export may have another one.
-        if model.form.fixed.is_some() {
+        if model.form.edit_refusal.is_some() {
             bail!("{}: part of the source {}; name another file", path.display(), self.source);
         }
         if self.args.dtype.is_some() || model.format() == gguf::NAME && format != FormatArg::Gguf {

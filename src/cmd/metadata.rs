@@ -181,8 +181,8 @@ fn edit_file(
     let mut tries = 0;
     let (model, original, in_place) = loop {
         let model = opening::open_model_file(&file.into(), ParseMode::Strict)?;
-        if let Some(fixed) = model.form.fixed {
-            bail!("{}: {fixed}", file.display());
+        if let Some(reason) = model.form.edit_refusal {
+            bail!("{}: {reason}", file.display());
         }
         let Some(path) = model.location.path() else {
             bail!("{}: not a file of this machine; only local files can be changed", file.display());

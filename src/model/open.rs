@@ -7,7 +7,7 @@ use super::catalog::Catalog;
 use super::error::Error;
 use super::ids::ModelId;
 use super::linked::is_below;
-use super::table::Model;
+use super::table::{Model, ModelAccess};
 use crate::format::{self, ParseMode};
 use crate::source::{self, Directories, Location, SourceStat};
 use std::path::PathBuf;
@@ -38,10 +38,13 @@ impl OpenedModel {
 pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel, Error> {
     let Some(catalog) = catalog(location, mode)? else {
         let mut model = open_model(location, mode)?;
-        // The directory that holds an index, a manifest or splits is not part of the source.
-        if model.form.fixed.is_some() {
-            let base = model.facts.base.clone().unwrap_or_else(|| location.parent());
-            restrict_access(&mut model, &base, &Directories::default());
+        match model.form.access {
+            ModelAccess::File => {}
+            ModelAccess::FilesAndDirectories => {
+                // The directory that holds an index, a manifest or splits is not part of the source.
+                let base = model.facts.base.clone().unwrap_or_else(|| location.parent());
+                restrict_access(&mut model, &base, &Directories::default());
+            }
         }
         return Ok(OpenedModel::Model(model.into()));
     };

@@ -50,7 +50,8 @@ pub struct ModelForm {
     /// For programs, in `inspect --json`.
     pub kind: &'static str,
     /// Why a command cannot change the file; `None` if the model is one file of its own.
-    pub fixed: Option<&'static str>,
+    pub edit_refusal: Option<&'static str>,
+    pub access: ModelAccess,
     /// Whether the model may have several files, which are then shown one by one.
     pub has_shards: bool,
     /// Whether the tensors of each file are shown as they are stored.
@@ -64,12 +65,23 @@ impl ModelForm {
     /// One file that is a model.
     pub(super) const FILE: Self = Self {
         kind: "file",
-        fixed: None,
+        edit_refusal: None,
+        access: ModelAccess::File,
         has_shards: false,
         shows_stored: false,
         holds_weights: true,
         notes: NoteKind::Splits,
     };
+}
+
+/// Who may read a mount of a model that the user named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelAccess {
+    /// Those who may read the file that the user named.
+    File,
+    /// Those who may read all files of the model, of which the user named only one, and search the directories between
+    /// the model's base and them.
+    FilesAndDirectories,
 }
 
 /// The subject of the mismatches and the remarks about a model.
@@ -485,7 +497,8 @@ mod tests {
 
     const FORM: ModelForm = ModelForm {
         kind: "test",
-        fixed: Some("made by hand"),
+        edit_refusal: Some("made by hand"),
+        access: ModelAccess::FilesAndDirectories,
         has_shards: true,
         shows_stored: true,
         holds_weights: true,

@@ -13,7 +13,7 @@ use crate::content::{Content, Error, GeneratedBytes, Segment, SegmentSeries, Sou
 use crate::format::safetensors::{MAX_HEADER, NAME as SAFETENSORS};
 use crate::format::{Dtype, TensorInfo, numpy};
 use crate::model::quantization::COMFY_METADATA;
-use crate::model::{self, Model, ShardId, TensorId, TensorNumbers, TensorParts};
+use crate::model::{self, Model, ShardId, TensorId, TensorNumbers};
 use crate::name;
 use crate::text::quote;
 use std::borrow::Cow;
@@ -291,14 +291,7 @@ impl ExportEntries {
         for at in 0..self.count() {
             let numbers = self.numbers(at);
             let nbytes = written(&numbers, None).map_or(0, |info| info.nbytes());
-            match numbers.tensor.parts {
-                TensorParts::One(shard) => gguf::push_run(&mut runs, start, shard.index(), numbers.tensor.info.range),
-                TensorParts::Many(parts) => {
-                    for (part, len) in parts.iter() {
-                        gguf::push_run(&mut runs, start + part.start, part.source, part.offset..part.offset + len);
-                    }
-                }
-            }
+            gguf::push_data(&mut runs, start, &numbers.tensor);
             start = start.saturating_add(nbytes);
         }
         runs

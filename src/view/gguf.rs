@@ -136,16 +136,14 @@ impl GgufBuilder {
     /// if the data would be too large.
     fn tensor(&mut self, model: &Model, id: TensorId) -> Option<u64> {
         let (tensor, offset) = (model.tensor(id), self.data_len);
-        if let TensorParts::One(shard) = tensor.parts {
-            // A shard may be of another format.
-            if tensor.info.layout.is_some() {
-                return None;
-            }
-            let end = offset.checked_add(tensor.info.nbytes())?;
-            self.data_len = end.checked_next_multiple_of(self.alignment).filter(|len| *len <= LEN_MAX)?;
-            push_run(&mut self.data, offset, shard.index(), tensor.info.range);
-            push_run(&mut self.data, end, self.zeros, 0..self.data_len - end);
+        // A shard may be of another format.
+        if tensor.info.layout.is_some() {
+            return None;
         }
+        let end = offset.checked_add(tensor.info.nbytes())?;
+        self.data_len = end.checked_next_multiple_of(self.alignment).filter(|len| *len <= LEN_MAX)?;
+        push_data(&mut self.data, offset, &tensor);
+        push_run(&mut self.data, end, self.zeros, 0..self.data_len - end);
         Some(offset)
     }
 
@@ -167,6 +165,18 @@ impl GgufBuilder {
             padding,
             Segment::Extents(Extents::new(sources, self.data.into(), self.data_len)),
         ])
+    }
+}
+
+/// Adds the runs that hold the data of a tensor.
+pub fn push_data(runs: &mut Vec<SourceRun>, start: u64, tensor: &Tensor) {
+    match &tensor.parts {
+        TensorParts::One(shard) => push_run(runs, start, shard.index(), tensor.info.range.clone()),
+        TensorParts::Many(parts) => {
+            for (part, len) in parts.iter() {
+                push_run(runs, start + part.start, part.source, part.offset..part.offset + len);
+            }
+        }
     }
 }
 

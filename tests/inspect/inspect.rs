@@ -207,6 +207,30 @@ const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
 #[test]
+fn dataset_of_gguf_files_is_exported_with_its_data() {
+    let room = Room::new();
+    room.ok("mkdir set");
+    let shards = [("a.gguf", 0u8), ("b.gguf", 100)].map(|(name, first)| {
+        let mut file = gguf(&[]);
+        let start = file.len() - 128;
+        file[start..].iter_mut().zip(first..).for_each(|(byte, value)| *byte = value);
+        std::fs::write(room.path(&format!("set/{name}")), &file).unwrap();
+        json!({"shard_path": name, "samples_count": 2, "bytes": file.len()})
+    });
+    let manifest = json!({"format_version": "1.0", "safetensors_version": "1.0", "shards": shards});
+    std::fs::write(room.path("set/dataset_manifest.json"), manifest.to_string()).unwrap();
+    room.ok("weightfs export set out.gguf");
+    for tensor in ["blk.0.ffn_up.weight", "output_norm.weight"] {
+        room.ok(&format!("cmp <(weightfs cat set tensors/{tensor}) <(weightfs cat out.gguf tensors/{tensor})"));
+        room.ok(&format!("weightfs cat set gguf/{tensor}.gguf >one.gguf"));
+        room.ok(&format!("cmp <(weightfs cat set tensors/{tensor}) <(weightfs cat one.gguf tensors/{tensor})"));
+    }
+    let joined = room.ok("weightfs cat set tensors/output_norm.weight | od -An -v -tu1 -w16");
+    let bytes: Vec<u8> = joined.split_whitespace().map(|byte| byte.parse().unwrap()).collect();
+    assert_eq!(bytes, (96..104).chain(196..204).collect::<Vec<u8>>());
+}
+
+#[test]
 fn gguf_page_shows_architecture_types_and_tokenizer() {
     let room = Room::new();
     let number = |number: u32| number.to_le_bytes().to_vec();

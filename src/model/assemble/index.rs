@@ -2,11 +2,11 @@
 //!
 //! Source: `huggingface_hub`, `serialization/_torch.py`: `{"metadata": {...}, "weight_map": {TENSOR: FILE}}`.
 
-use super::set::{self, LIST_MAX, SHARDS_MAX, ShardSet};
-use super::split::{self, last_number};
+use super::set::{self, LIST_MAX, SEVERAL_FILES, SHARDS_MAX, ShardSet};
+use super::split::last_number;
 use crate::format::{JsonText, ParseMode, format_stem};
 use crate::model::error::{Error, json_fault};
-use crate::model::table::{Model, ModelForm, NoteKind, StatedTotals};
+use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind, StatedTotals};
 use crate::source::Location;
 use crate::text::quote;
 use crate::threads;
@@ -141,7 +141,15 @@ pub(in crate::model) fn is_usual_shard(index: &OsStr, file: &OsStr) -> bool {
     numbered.is_some() && numbered == index_stem(index)
 }
 
-const FORM: ModelForm = ModelForm { kind: "sharded", notes: NoteKind::Index, ..split::FORM };
+const FORM: ModelForm = ModelForm {
+    kind: "sharded",
+    edit_refusal: Some(SEVERAL_FILES),
+    access: ModelAccess::FilesAndDirectories,
+    has_shards: true,
+    shows_stored: false,
+    holds_weights: true,
+    notes: NoteKind::Index,
+};
 
 /// Opens all shards that the index at `location` names, and compares them with the index.
 pub(in crate::model) fn open_index(location: &Location, mode: ParseMode) -> Result<Model, Error> {

@@ -13,7 +13,7 @@ use crate::format::ParseMode;
 use crate::model::error::{Error, json_fault};
 use crate::model::linked::is_below;
 use crate::model::quiet::QuietValue;
-use crate::model::table::{Model, ModelForm};
+use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind};
 use crate::model::unused::UsedNames;
 use crate::name;
 use crate::source::{self, ListedEntry, ListedKind, Location, Source, SourceStat};
@@ -277,8 +277,12 @@ fn blob_name(digest: &str) -> Option<String> {
 
 const FORM: ModelForm = ModelForm {
     kind: "layer",
-    fixed: Some("a layer of an Ollama model cannot be changed, because its file is named after its SHA-256"),
-    ..ModelForm::FILE
+    edit_refusal: Some("a layer of an Ollama model cannot be changed, because its file is named after its SHA-256"),
+    access: ModelAccess::FilesAndDirectories,
+    has_shards: false,
+    shows_stored: false,
+    holds_weights: true,
+    notes: NoteKind::Splits,
 };
 
 pub(in crate::model) fn open_layer(location: &Location, mode: ParseMode) -> Result<Model, Error> {

@@ -16,6 +16,9 @@ pub(in crate::model) const LIST_MAX: u64 = 300 << 20;
 
 pub(in crate::model) const SHARDS_MAX: usize = 10_000;
 
+/// Why commands do not change a model of several files.
+pub(super) const SEVERAL_FILES: &str = "a model of several files; name one of them";
+
 /// Maximum length of the name of a shard, in bytes: messages about each of its tensors repeat it.
 const NAME_MAX: usize = 1024;
 

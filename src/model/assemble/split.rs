@@ -5,11 +5,11 @@
 //! `split.count` is the number of splits, and `split.tensors.count` the number of tensors in all of them. llama.cpp
 //! needs `split.no` in every split, and the other two in the first.
 
-use super::set::{self, SHARDS_MAX, SetMismatches, ShardSet};
+use super::set::{self, SEVERAL_FILES, SHARDS_MAX, SetMismatches, ShardSet};
 use crate::format::gguf::{self, SPLIT_NUMBER_KEY as NO, SPLIT_PREFIX};
 use crate::format::{Header, MetadataValue, ParseMode};
 use crate::model::error::Error;
-use crate::model::table::{Model, ModelForm, Shard};
+use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind, Shard};
 use crate::source::{self, Location};
 use crate::text::quote;
 use crate::units::plural;
@@ -93,11 +93,14 @@ pub fn first_split(location: &Location) -> Option<Location> {
     split.names().map(|name| location.parent().join(name)).find(source::exists)
 }
 
-pub(super) const FORM: ModelForm = ModelForm {
+const FORM: ModelForm = ModelForm {
     kind: "splits",
-    fixed: Some("a model of several files; name one of them"),
+    edit_refusal: Some(SEVERAL_FILES),
+    access: ModelAccess::FilesAndDirectories,
     has_shards: true,
-    ..ModelForm::FILE
+    shows_stored: false,
+    holds_weights: true,
+    notes: NoteKind::Splits,
 };
 
 /// Opens all splits of the model whose split is at `location`, and compares their keys with their names.

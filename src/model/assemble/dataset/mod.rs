@@ -6,14 +6,13 @@
 
 mod manifest;
 
-use super::set::{self, LIST_MAX, SHARDS_MAX, SetMismatches, ShardSet};
-use super::split;
+use super::set::{self, LIST_MAX, SEVERAL_FILES, SHARDS_MAX, SetMismatches, ShardSet};
 use crate::format::{NameTable, ParseMode, TensorInfo};
 use crate::model::assembled::TensorAssembly;
 use crate::model::error::Error;
 use crate::model::ids::{ShardId, TensorId};
 use crate::model::quiet::QuietValue;
-use crate::model::table::{Model, ModelForm, NoteKind};
+use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind};
 use crate::source::{self, Location};
 use crate::text::{brackets, quote};
 use crate::units::plural;
@@ -32,8 +31,15 @@ pub(in crate::model) fn dataset_shards(location: &Location) -> Option<BTreeSet<S
 /// The list of tensors beside the manifest: a directory of Parquet files, as Spark writes it, or one such file.
 const TENSOR_LIST: &str = "_tensor_index.parquet";
 
-const FORM: ModelForm =
-    ModelForm { kind: "dataset", shows_stored: true, holds_weights: false, notes: NoteKind::Manifest, ..split::FORM };
+const FORM: ModelForm = ModelForm {
+    kind: "dataset",
+    edit_refusal: Some(SEVERAL_FILES),
+    access: ModelAccess::FilesAndDirectories,
+    has_shards: true,
+    shows_stored: true,
+    holds_weights: false,
+    notes: NoteKind::Manifest,
+};
 
 /// Opens all shards that the manifest at `location` names, and joins their tensors to arrays.
 pub(in crate::model) fn open_dataset(location: &Location, mode: ParseMode) -> Result<Model, Error> {
