@@ -43,6 +43,8 @@ pub enum CheckRule {
     Json,
     /// Metadata keys are missing, or have values that programs do not expect.
     GgufKeys,
+    /// A tensor has a name or a shape that the format can describe and that ggml does not load.
+    GgmlLimits,
     /// The padding after the data is missing or too long.
     GgufPadding,
     /// Bytes after the data belong to no tensor. Readers of the format ignore them.
@@ -54,6 +56,8 @@ pub enum CheckRule {
     /// A pickle names a class or a function that is not needed for tensors.
     PickleGlobal,
     HeaderSize,
+    /// A safetensors file has metadata that does not say which library wrote it.
+    MetadataFormat,
     DataStart,
     Unaligned,
     UnknownDtype,
@@ -64,6 +68,8 @@ pub enum CheckRule {
     Companion,
     ZeroWeight,
 
+    /// Shards without an index are one model because of the numbers in their names.
+    NoIndex,
     RawDtype,
     /// The file has a checksum that cannot be computed.
     Unverified,
@@ -95,10 +101,20 @@ impl CheckRule {
             Self::ZeroEnd => "probably an unfinished download or copy: fetch the file again",
             Self::IndexTwice => "readers may take the first entry, or none",
             Self::IndexTotals => "transformers and accelerate do not compare them",
+            Self::NoIndex => {
+                "transformers and diffusers need an index: `weightfs export --shard-size` writes shards with one"
+            }
             Self::SplitName => "llama.cpp finds the splits of a model by their names and keys",
             Self::Json => "the official reader accepts it, others may not",
             Self::GgufKeys => "programs such as llama.cpp may fail to load the model",
+            Self::GgmlLimits => {
+                "llama.cpp and other programs that use ggml do not load the file; readers such as the gguf package do"
+            }
             Self::Model => "the program of the format may not load the model",
+            Self::MetadataFormat => {
+                "transformers and accelerate refuse such a file, and accept one without metadata: `weightfs metadata set FILE \
+                 format=pt`"
+            }
             Self::HeaderSize => "huggingface_hub and huggingface.js reject such headers",
             Self::DataStart => {
                 "the official writer pads the header to a multiple of 8 bytes; wide elements may not be usable in place"

@@ -8,7 +8,7 @@ mod target;
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
-use weightfs::format::{Dtype, Error, Header, HeaderInput, ParseMode, gguf, parse_header};
+use weightfs::format::{Dtype, Error, Header, HeaderInput, ParseMode, gguf, lint_header, parse_header};
 
 /// Random numbers, the same in each run.
 struct Random(u64);
@@ -73,8 +73,8 @@ fn file(random: &mut Random) -> Vec<u8> {
     let mut end = 0u64;
     for at in 0..tensors {
         let name = match random.below(30) {
-            0 => "n".repeat(63),
-            1 => "n".repeat(64),
+            0 => "n".repeat(64),
+            1 => "n".repeat(300),
             2 => "t.0".to_owned(),
             _ => format!("t.{at}"),
         };
@@ -83,7 +83,7 @@ fn file(random: &mut Random) -> Vec<u8> {
         let block = Dtype::from_ggml(kind).and_then(Dtype::block);
         let row = block.map_or(1, |block| block.elements) * random.pick(&[0, 1, 1, 2, 3]);
         let mut dims = vec![row + u64::from(random.below(20) == 0)];
-        (0..random.pick(&[0, 0, 1, 2, 3, 4])).for_each(|_| dims.push(random.pick(&[1, 2, 3, 0])));
+        (0..random.pick(&[0, 0, 1, 2, 3, 4, 5])).for_each(|_| dims.push(random.pick(&[1, 2, 3, 0])));
         if random.below(30) == 0 {
             dims.clear();
         }
@@ -123,6 +123,12 @@ fn read(file: &[u8], mode: ParseMode) -> Result<Header, Error> {
     }
 }
 
+/// Whether NumPy can multiply the dimensions other than 0 and the size of any element.
+fn fits_numpy(shape: &[u64]) -> bool {
+    let dims = shape.iter().filter(|dim| **dim > 0);
+    dims.fold(Some(512u64), |product, dim| product?.checked_mul(*dim)).is_some_and(|product| product <= i64::MAX as u64)
+}
+
 #[test]
 fn verdicts_are_those_of_the_gguf_package_and_of_ggml() {
     const FILES: usize = 4000;
@@ -153,9 +159,11 @@ fn verdicts_are_those_of_the_gguf_package_and_of_ggml() {
         accepted += usize::from(ours.is_ok());
         // The checks of the fuzz target, on files with values of every type.
         assert!(!file.starts_with(&gguf::MAGIC) || target::run(file) == ours.is_ok(), "{at}");
-        // The package has another size for Q8_1 than ggml, does not have Q2_0, and fails for a scalar of type BF16.
+        // The package has another size for Q8_1 than ggml, does not have Q2_0, and fails for a scalar of type BF16, and
+        // for an array without elements of which NumPy cannot multiply the other dimensions.
         let is_exception = |header: &Header| {
             header.tensors().any(|tensor| match tensor.dtype {
+                _ if tensor.elements() == 0 && !fits_numpy(tensor.shape) => true,
                 Dtype::BF16 => tensor.shape.is_empty(),
                 dtype => matches!(dtype, Dtype::Q8_1 | Dtype::Q2_0),
             })
@@ -228,14 +236,25 @@ fn errors_name_the_key_or_the_tensor_and_the_numbers() {
             "metadata key \"k\": an array of arrays",
         ),
         (header(1, 0, &tensor("t", &[7], 2, 0)), "tensor \"t\": rows of 7 elements, but Q4_0 has blocks of 32"),
-        (header(1, 0, &tensor("t", &[7], 4, 0)), "tensor \"t\": ggml type 4 is not known"),
-        (header(1, 0, &tensor("t", &[7; 5], 0, 0)), "tensor \"t\": 5 dimensions; ggml allows 4"),
+        (header(1, 0, &tensor("t", &[7], 99, 0)), "tensor \"t\": ggml type 99 is not known"),
+        (
+            header(1, 0, &tensor("t", &[7], 4, 0)),
+            "ggml type 4, Q4_2, was removed from ggml (quantize the original model",
+        ),
+        (
+            header(1, 0, &tensor("t", &[32], 33, 0)),
+            "tensor \"t\": ggml type 33, Q4_0_8_8, was removed from ggml (use a file of the same model as Q4_0, which",
+        ),
+        (
+            header(1, 0, &tensor("t", &[32], 36, 0)),
+            "ggml type 36, IQ4_NL_4_4, was removed from ggml (use a file of the same",
+        ),
+        (header(1, 0, &tensor("t", &[1; 65], 0, 0)), "tensor \"t\": 65 dimensions, and at most 64 are read"),
         (header(1, 0, &tensor("t", &[1 << 62, 2], 0, 0)), "tensor \"t\": shape [2, 4611686018427387904] has more than"),
         (
             header(1, 0, &tensor("t", &[1], 0, 32)),
             "tensor \"t\": its data begins at offset 32, but the tensors before it",
         ),
-        (header(1, 0, &tensor(&"n".repeat(64), &[1], 0, 0)), "a name of 64 bytes; ggml allows 63"),
         (header(1, 0, &tensor("t", &[3], 0, 0)), "truncated: the data ends at byte 76, but the file ends at byte 57"),
         (
             header(2, 0, &[tensor("t", &[0], 0, 0), tensor("t", &[0], 0, 0), vec![0; 6]].concat()),
@@ -246,6 +265,34 @@ fn errors_name_the_key_or_the_tensor_and_the_numbers() {
         let error = read(&file, ParseMode::Strict).unwrap_err().to_string();
         assert!(error.contains(message), "{error}\n{message}");
     }
+}
+
+/// A tensor of this name, these dimensions and this offset, without its data.
+fn described(name: &str, dims: &[u64], offset: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    string(&mut out, name.as_bytes());
+    out.extend((dims.len() as u32).to_le_bytes());
+    dims.iter().for_each(|dim| out.extend(dim.to_le_bytes()));
+    out.extend([0; 4]);
+    out.extend(offset.to_le_bytes());
+    out
+}
+
+#[test]
+fn limits_of_ggml_are_warnings() {
+    let (most, long) = ("n".repeat(63), "n".repeat(64));
+    let infos = [described(&most, &[2, 1, 1, 1], 0), described(&long, &[2, 2, 1, 4, 8], 32)].concat();
+    let mut file = header(2, 0, &infos);
+    file.resize(file.len().next_multiple_of(32) + 32 + 512, 0);
+    let header = read(&file, ParseMode::Strict).unwrap();
+    let shapes: Vec<&[u64]> = header.tensors().map(|tensor| tensor.shape).collect();
+    assert_eq!(shapes, [&[1, 1, 1, 2][..], &[8, 4, 1, 2, 2]]);
+    let mut found = Vec::new();
+    lint_header(&header, &HeaderInput::with_prefix(file.len() as u64, file), &mut |lint| found.push(lint)).unwrap();
+    let found: Vec<&str> = found.iter().map(|lint| &lint.message[..]).filter(|lint| lint.contains("ggml")).collect();
+    let [name, rank] = found[..] else { panic!("{found:?}") };
+    assert!(name.ends_with(": a name of 64 bytes; ggml loads at most 63"), "{name}");
+    assert!(rank.ends_with(": 5 dimensions; ggml loads at most 4"), "{rank}");
 }
 
 #[test]

@@ -17,7 +17,7 @@ fn verdict(file: &[u8]) -> String {
                 let names: Vec<_> = header.tensors().map(|tensor| tensor.name).collect();
                 writeln!(text, "{label}: ok, tensors {names:?}").unwrap();
                 for skipped in header.skipped.listed() {
-                    writeln!(text, "  skipped {:?}: {}", skipped.name, skipped.reason).unwrap();
+                    writeln!(text, "  {skipped}").unwrap();
                 }
             }
         }

@@ -78,10 +78,12 @@ def ggml(data):
     names, end = set(), 0
     for _ in range(tensors):
         name = string()
-        rule(len(name) < 64 and name not in names)
+        # A name of more than 63 bytes is a warning.
+        rule(name not in names)
         names.add(name)
         rank = number("I")
-        rule(rank <= 4)
+        # So are more than four dimensions. The package has those of NumPy.
+        rule(rank <= 64)
         dims = [number("q") for _ in range(rank)]
         rule(all(dim >= 0 for dim in dims))
         product = 1

@@ -7,11 +7,11 @@ use crate::opening::NamedModels;
 use crate::terminal::output::{HEADING, StandardOutput, compact, push_shape, squeeze, to_stdout};
 use crate::terminal::totals;
 use anyhow::Result;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
-use weightfs::format::TensorInfo;
+use weightfs::format::{SkippedEntry, SkippedKind, TensorInfo};
 use weightfs::inspect::TensorBreakdown;
 use weightfs::model::{Model, TensorId, TensorParts};
 use weightfs::source::Location;
@@ -84,6 +84,13 @@ fn pick(model: &Model, wanted: &WantedPatterns, args: &LsArgs) -> Vec<TensorId> 
 
 fn stored_len(model: &Model, id: TensorId) -> u64 {
     model.tensor(id).info.nbytes()
+}
+
+fn skipped_json(SkippedEntry { name, reason, kind }: &SkippedEntry) -> Value {
+    match kind {
+        SkippedKind::Shown => json!({"name": name, "reason": reason, "shown": true}),
+        _ => json!({"name": name, "reason": reason}),
+    }
 }
 
 fn breakdown_of<'m>(model: &'m Model, tensors: &[TensorId], args: &LsArgs) -> TensorBreakdown<'m> {
@@ -251,8 +258,7 @@ fn print_tensors_json(
         // Writing to a vector cannot fail.
         let _ = view::write_tensor(model, id, line);
     })?;
-    let skipped: Vec<_> =
-        model.skipped().map(|skipped| json!({"name": skipped.name, "reason": skipped.reason})).collect();
+    let skipped: Vec<_> = model.skipped().map(skipped_json).collect();
     let totals = compact(&totals::to_json(&breakdown_of(model, tensors, args)))?;
     writeln!(out, "\n], \"totals\": {totals}, \"skipped\": {}}}", compact(&skipped)?)
 }

@@ -59,6 +59,9 @@ const LEGACY_TORCH: [u8; 15] = [0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9,
 /// The entries of a tar archive that torch before 0.1.10 has written.
 const TAR_TORCH: [&[u8]; 4] = [b"sys_info\0", b"pickle\0", b"tensors\0", b"storages\0"];
 
+/// The first bytes of the formats that weightfs reads, of those that have a magic number.
+const OWN_MAGICS: [&[u8]; 4] = [b"PK\x03\x04", b"GGUF", b"SLM1", b"\x93NUMPY"];
+
 /// Maximum number of bytes that [`detect_foreign`] looks at.
 pub const PREFIX: u64 = 512;
 
@@ -120,6 +123,17 @@ pub fn may_precede_archive(prefix: &[u8]) -> bool {
 /// Whether a file begins like safetensors: a length below 4 GiB, then a JSON object.
 fn is_safetensors(prefix: &[u8]) -> bool {
     matches!(prefix, [_, _, _, _, 0, 0, 0, 0, header @ ..] if header.trim_ascii_start().starts_with(b"{"))
+}
+
+/// Whether a file whose suffix many programs use can be a model, or should be one: its download has failed. `prefix`
+/// has its first [`PREFIX`] bytes.
+pub fn may_be_model(prefix: &[u8]) -> bool {
+    let is_own = OWN_MAGICS.iter().any(|magic| prefix.starts_with(magic)) || is_safetensors(prefix);
+    let is_torch = prefix.starts_with(&LEGACY_TORCH)
+        || TAR_TORCH.iter().any(|name| prefix.starts_with(name))
+        || matches!(prefix, [0x80, 2..=5, b'}' | b']' | b'(' | b'c' | b'X' | b'\x8a' | b'\x95', ..]);
+    let is_failed = || prefix.is_empty() || lfs_pointer(prefix).is_some() || detect_text(prefix).is_some();
+    is_own || is_torch || is_failed()
 }
 
 /// Detects the pointer, a text of three lines, that Git LFS leaves in place of a file that was not fetched.
@@ -229,6 +243,19 @@ fn detect_text(prefix: &[u8]) -> Option<(String, &'static str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_other_programs_are_no_models() {
+        let ctranslate2 = b"\x06\0\0\0\x10\0TransformerSpec\0";
+        let core_ml = b"\x0a\0\0\0\x02\0\0\0\0\0\0\0";
+        for other in [&ctranslate2[..], core_ml, &[0; 64], b"lmgg\0\x7d\0\0", b"\x12\x34\x56\x78\xff\xfe\0\0"] {
+            assert!(!may_be_model(other), "{other:?}");
+        }
+        let failed: [&[u8]; 3] = [b"", b"version https://git-lfs.github.com/spec/v1\n", b"<!DOCTYPE html>"];
+        for model in failed.into_iter().chain([&b"PK\x03\x04\0\0"[..], &LEGACY_TORCH, b"GGUF", b"\x80\x02}q\0"]) {
+            assert!(may_be_model(model), "{model:?}");
+        }
+    }
 
     #[test]
     fn foreign_formats_are_detected() {

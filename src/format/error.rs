@@ -23,6 +23,8 @@ pub enum Error {
     Unsupported(String),
     #[error("tensor {}: {fault}", quote(name))]
     Tensor { name: String, fault: String },
+    #[error("metadata key {}: {fault}", quote(key))]
+    Key { key: String, fault: String },
     #[error("{0}")]
     Broken(String),
     /// The metadata cannot be changed in this way.
@@ -63,6 +65,11 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// Why the lenient parser leaves out a metadata key. Its name does not say that it is not a tensor.
+pub(super) fn key_reason(fault: &str) -> String {
+    format!("metadata key: {fault}")
 }
 
 impl From<String> for Error {

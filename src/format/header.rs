@@ -1,11 +1,13 @@
 //! The common form of all headers: a table of tensors, and the other data that later layers print or check.
 
 use super::dtype::Dtype;
-use super::error::Error;
+use super::error::{Error, key_reason};
 use super::metadata::MetadataValue;
 use super::names::NameTable;
-use super::tensors::{PackedLayout, TensorRecord, TensorTable, numbered_dtype, span};
+use super::tensors::{PackedLayout, TensorInfo, TensorRecord, TensorTable, numbered_dtype, span};
+use crate::text::quote;
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::ops::{Deref, Range};
 
 /// The treatment of a file that breaks the rules of its format.
@@ -27,14 +29,58 @@ pub struct SkippedEntry {
     pub name: String,
     /// The reason, one line.
     pub reason: String,
-    /// Whether it was left out because another entry has the same name.
-    pub is_duplicate: bool,
+    pub kind: SkippedKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SkippedKind {
+    /// It is left out.
+    LeftOut,
+    /// It is left out because another entry has the same name.
+    Duplicate,
+    /// It is shown, but not as the format or an index says: its data is shared, or lies elsewhere.
+    Shown,
+    /// Bytes of the file that belong to no tensor. They have no name.
+    Bytes,
 }
 
 impl SkippedEntry {
     /// An entry that was left out, but not because another entry has the same name.
     pub fn new(name: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { name: name.into(), reason: reason.into(), is_duplicate: false }
+        Self { name: name.into(), reason: reason.into(), kind: SkippedKind::LeftOut }
+    }
+
+    pub fn shown(name: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { kind: SkippedKind::Shown, ..Self::new(name, reason) }
+    }
+
+    pub fn bytes(reason: impl Into<String>) -> Self {
+        Self { kind: SkippedKind::Bytes, ..Self::new("", reason) }
+    }
+
+    /// Whether the strict parser rejects the file for the same reason.
+    pub fn is_same_fault(&self, error: &Error) -> bool {
+        match error {
+            Error::Tensor { name, fault } => self.name == *name && self.reason == *fault,
+            Error::Key { key, fault } => self.name == *key && self.reason == key_reason(fault),
+            _ => false,
+        }
+    }
+
+    pub fn is_left_out(&self) -> bool {
+        matches!(self.kind, SkippedKind::LeftOut | SkippedKind::Duplicate)
+    }
+}
+
+/// `skipped "NAME": REASON` for what is left out, otherwise `"NAME": REASON`, or the reason alone.
+impl fmt::Display for SkippedEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, reason, .. } = self;
+        match self.kind {
+            SkippedKind::LeftOut | SkippedKind::Duplicate => write!(f, "skipped {}: {reason}", quote(name)),
+            SkippedKind::Shown => write!(f, "{}: {reason}", quote(name)),
+            SkippedKind::Bytes => f.write_str(reason),
+        }
     }
 }
 
@@ -44,14 +90,21 @@ impl SkippedEntry {
 pub struct SkipList {
     kept: Vec<SkippedEntry>,
     more: usize,
+    left_out: usize,
 }
 
 pub const KEPT_MAX: usize = 100_000;
 
 impl SkipList {
-    /// Adds an entry. `skipped` is called only if the entry is kept.
+    /// Adds an entry that is left out. `skipped` is called only if the entry is kept.
     pub fn push(&mut self, skipped: impl FnOnce() -> SkippedEntry) {
-        if self.kept.len() < KEPT_MAX { self.kept.push(skipped()) } else { self.more += 1 }
+        self.left_out += 1;
+        self.remark(skipped);
+    }
+
+    /// Adds what is shown, or bytes that belong to no tensor.
+    pub fn remark(&mut self, remark: impl FnOnce() -> SkippedEntry) {
+        if self.kept.len() < KEPT_MAX { self.kept.push(remark()) } else { self.more += 1 }
     }
 
     /// Sorts the first entries, and the others, by name.
@@ -82,6 +135,11 @@ impl SkipList {
     pub fn total(&self) -> usize {
         self.kept.len().min(KEPT_MAX) + self.more
     }
+
+    /// Number of entries that are left out, listed or not.
+    pub fn left_out(&self) -> usize {
+        self.left_out
+    }
 }
 
 #[derive(Debug, Default)]
@@ -100,6 +158,8 @@ pub struct Header {
     tensors: TensorTable,
     /// The entries that were skipped; empty unless the file was read leniently.
     pub skipped: SkipList,
+    /// The start of the first tensor that is left out because it ends beyond the file.
+    cut_from: Option<u64>,
 }
 
 /// A header has the methods of its table of tensors.
@@ -132,10 +192,42 @@ impl Header {
         self.value(key).map_or("", MetadataValue::text)
     }
 
+    /// Reports where the data of a damaged file is not that of its tensors one after the other: what is shared by
+    /// several tensors, and what belongs to none. The data of each should begin at a multiple of `alignment` from the
+    /// start of the data. The file has `len` bytes. Those of a tensor that ends beyond the file are reported with it.
+    pub(super) fn report_places(&mut self, alignment: u64, len: u64) {
+        let Self { tensors, skipped, data_start, cut_from, .. } = self;
+        let len = cut_from.map_or(len, |cut_from| cut_from.min(len));
+        let next = |end: u64| (end - *data_start).checked_next_multiple_of(alignment).map(|at| at + *data_start);
+        let (mut reached, mut last) = (*data_start, "");
+        for TensorInfo { name, range, .. } in tensors.tensors() {
+            let Range { start, end } = range;
+            if start < reached && start < end {
+                let shared = end.min(reached);
+                skipped.remark(|| {
+                    SkippedEntry::shown(name, format!("shares bytes {start} to {shared} with {}", quote(last)))
+                });
+            } else if next(reached).is_some_and(|expected| start > expected) {
+                skipped.remark(|| SkippedEntry::bytes(unused_bytes(&(reached..start))));
+            }
+            if end > reached {
+                (reached, last) = (end, name);
+            }
+        }
+        if next(reached).is_some_and(|end| end < len) {
+            skipped.remark(|| SkippedEntry::bytes(unused_bytes(&(reached..len))));
+        }
+    }
+
     /// The end of the data of the last tensor, in bytes from the start of the file.
     pub fn data_end(&self) -> u64 {
         self.tensors().map(|tensor| tensor.range.end).max().unwrap_or(self.data_start)
     }
+}
+
+/// The message about bytes that belong to no tensor.
+fn unused_bytes(Range { start, end }: &Range<u64>) -> String {
+    format!("bytes {start} to {end} of the file belong to no tensor that is shown: {} in all", end - start)
 }
 
 /// Collects the entries of a header. Every parser builds its [`Header`] with it.
@@ -312,12 +404,19 @@ impl HeaderBuilder {
         }
     }
 
+    /// Records that the entry called `name`, whose data begins at `start`, is left out because it ends beyond the file.
+    pub fn skip_cut(&mut self, name: &ArenaName, start: u64, reason: impl FnOnce() -> String) {
+        self.header.cut_from = Some(self.header.cut_from.map_or(start, |from| from.min(start)));
+        self.skip_entry(name, reason);
+    }
+
     /// Leaves out every tensor that ends beyond a file of `len` bytes.
     pub fn skip_outside(&mut self, len: u64, reason: impl Fn(&Range<u64>) -> String) {
-        let Header { tensors: TensorTable { names, records, .. }, skipped, .. } = &mut self.header;
+        let Header { tensors: TensorTable { names, records, .. }, skipped, cut_from, .. } = &mut self.header;
         records.retain(|record| {
             let is_inside = record.range.end <= len;
             if !is_inside {
+                *cut_from = Some(cut_from.map_or(record.range.start, |from| from.min(record.range.start)));
                 skipped.push(|| SkippedEntry::new(&names[span(&record.name)], reason(&record.range)));
             }
             is_inside
@@ -385,7 +484,7 @@ impl HeaderBuilder {
             let name = &names[span(&later.name)];
             let same = *name == names[span(&kept.name)];
             if same {
-                skipped.push(|| SkippedEntry { is_duplicate: true, ..SkippedEntry::new(name, duplicate) });
+                skipped.push(|| SkippedEntry { kind: SkippedKind::Duplicate, ..SkippedEntry::new(name, duplicate) });
             }
             same
         });

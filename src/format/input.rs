@@ -77,6 +77,14 @@ impl HeaderInput {
         self.pieces.first().filter(|piece| piece.start == 0).map_or(&[], |piece| &piece.bytes)
     }
 
+    /// The bytes from offset `start` on that one part holds; none if no part has the first of them.
+    pub(super) fn from(&self, start: u64) -> &[u8] {
+        // The last one that begins before them reaches farthest.
+        let after = self.pieces.partition_point(|piece| piece.start <= start);
+        let piece = after.checked_sub(1).map(|at| &self.pieces[at]);
+        piece.and_then(|piece| piece.bytes.get(usize::try_from(start - piece.start).ok()?..)).unwrap_or_default()
+    }
+
     pub fn into_prefix(self) -> Vec<u8> {
         let first = self.pieces.into_iter().next().filter(|piece| piece.start == 0);
         first.map_or(Vec::new(), |piece| piece.bytes)

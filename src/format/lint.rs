@@ -1,7 +1,7 @@
 //! Findings about a header, in addition to the result of the parser.
 
 use super::error::Error;
-use super::header::Header;
+use super::header::{Header, SkippedEntry, SkippedKind};
 use crate::rules::CheckRule;
 use crate::text::quote;
 
@@ -25,9 +25,15 @@ impl HeaderLint {
 /// `broken`, or that error if none was left out.
 pub fn left_out(header: &Header, broken: &Error, _: u64, found: &mut dyn FnMut(HeaderLint)) {
     let skipped = header.skipped.listed();
-    for skipped in skipped {
-        let message = format!("{}: {}", quote(&skipped.name), skipped.reason);
-        found(HeaderLint::new(CheckRule::Entry, Some(&skipped.name), message));
+    for SkippedEntry { name, reason, kind } in skipped {
+        let (rule, subject, message) = match kind {
+            SkippedKind::LeftOut | SkippedKind::Duplicate => {
+                (CheckRule::Entry, Some(&name[..]), format!("{}: {reason}", quote(name)))
+            }
+            SkippedKind::Shown => (CheckRule::Overlap, Some(&name[..]), format!("tensor {}: {reason}", quote(name))),
+            SkippedKind::Bytes => (CheckRule::Hole, None, reason.clone()),
+        };
+        found(HeaderLint::new(rule, subject, message));
     }
     if skipped.is_empty() {
         found(HeaderLint::new(CheckRule::Entry, None, broken.to_string()));

@@ -18,21 +18,24 @@ mod pickle;
 pub mod pytorch;
 pub mod safetensors;
 pub mod slm;
+mod suffix;
 mod table;
 mod tensors;
 mod zip;
 
+pub use detect::{PREFIX as SNIFFED_PREFIX, may_be_model};
 pub use dtype::{Dtype, DtypeBlock};
 pub use edit::{Assignment, MetadataEdit, NewHead};
 pub use error::Error;
-pub use header::{Header, HeaderBuilder, KEPT_MAX, NewTensor, ParseMode, SkipList, SkippedEntry};
+pub use header::{Header, HeaderBuilder, KEPT_MAX, NewTensor, ParseMode, SkipList, SkippedEntry, SkippedKind};
 pub use input::{HeaderInput, MissingRange};
 pub use lint::HeaderLint;
 pub use metadata::{MetadataValue, ScalarType, ValueType};
 pub use names::NameTable;
+pub use suffix::strip_suffix;
 pub use table::{
-    edit_metadata, format_stem, has_types, header_damage, is_secondary, lint_header, parse_header, preferred_names,
-    suffixes,
+    edit_metadata, format_stem, has_types, header_damage, is_secondary, is_shared_suffix, lint_header, parse_header,
+    preferred_names, suffixes,
 };
 pub use tensors::{TensorInfo, TensorLayout, TensorTable};
 

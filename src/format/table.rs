@@ -6,11 +6,11 @@ use super::error::Error;
 use super::header::{Header, ParseMode};
 use super::input::{HeaderInput, MissingRange};
 use super::lint::{self, HeaderLint};
+use super::suffix::strip_suffix;
 use super::tensors::TensorInfo;
 use super::{gguf, numpy, pytorch, safetensors, slm, zip};
 use std::ffi::{OsStr, OsString};
 use std::mem;
-use std::os::unix::ffi::OsStrExt;
 
 struct FormatRow {
     /// Name in headers, `index.json` and messages.
@@ -24,6 +24,8 @@ struct FormatRow {
     has_types: bool,
     /// Returns the bytes before the data, with changed metadata.
     edit: Editor,
+    /// Whether other programs use the suffix of a file name too, so that only the content tells what the file is.
+    is_shared: fn(&OsStr) -> bool,
     /// Whether a file is no model although its name has a suffix of the format.
     is_other: fn(&OsStr) -> bool,
     is_secondary: bool,
@@ -44,6 +46,7 @@ const PLAIN: FormatRow = FormatRow {
     damage: lint::left_out,
     has_types: false,
     edit: refuse_edit,
+    is_shared: |_| false,
     is_other: |_| false,
     is_secondary: false,
     preferred: |_| None,
@@ -90,7 +93,8 @@ static FORMATS: [FormatRow; 6] = [
     },
     FormatRow {
         name: pytorch::NAME,
-        suffixes: &[".pt", ".pth", ".ckpt", ".bin"],
+        suffixes: &[".pt", ".pth", ".pth.tar", ".ckpt", ".bin"],
+        is_shared: pytorch::is_shared,
         recognises: pytorch::is_pytorch,
         parse: pytorch::parse_pytorch,
         lint: pytorch::lint_pytorch,
@@ -102,7 +106,7 @@ static FORMATS: [FormatRow; 6] = [
     },
     FormatRow {
         name: safetensors::NAME,
-        suffixes: &[".safetensors"],
+        suffixes: &[".safetensors", ".sft"],
         damage: safetensors::safetensors_damage,
         edit: safetensors::edit_safetensors,
         ..PLAIN
@@ -124,8 +128,8 @@ pub fn suffixes() -> impl Iterator<Item = &'static str> {
 /// The format with a suffix of a file name, and the name without the suffix.
 fn format_of(name: &OsStr) -> Option<(&'static FormatRow, &OsStr)> {
     FORMATS.iter().rev().find_map(|row| {
-        let stem = row.suffixes.iter().find_map(|suffix| name.as_bytes().strip_suffix(suffix.as_bytes()))?;
-        Some((row, OsStr::from_bytes(stem)))
+        let stem = row.suffixes.iter().find_map(|suffix| strip_suffix(name, suffix))?;
+        Some((row, stem))
     })
 }
 
@@ -133,6 +137,11 @@ fn format_of(name: &OsStr) -> Option<(&'static FormatRow, &OsStr)> {
 /// no model.
 pub fn format_stem(name: &OsStr) -> Option<&OsStr> {
     format_of(name).filter(|(row, _)| !(row.is_other)(name)).map(|(_, stem)| stem)
+}
+
+/// Whether the name of a file does not tell whether it is a model, because other programs use its suffix too.
+pub fn is_shared_suffix(name: &OsStr) -> bool {
+    format_of(name).is_some_and(|(row, _)| (row.is_shared)(name))
 }
 
 /// Whether a file with this name belongs to a model beside it that has another format.
@@ -196,7 +205,7 @@ pub fn has_types(format: &str) -> bool {
 
 /// Changes metadata. `header` was parsed from `input` in strict mode.
 ///
-/// The result is a valid header of the same tensors with the same data. The strict parser has read it.
+/// The result is a valid header of the same tensors with the same data. The parser has read it.
 pub fn edit_metadata(header: &Header, input: &HeaderInput, edit: &MetadataEdit) -> Result<(NewHead, Header), Error> {
     let row = row(header);
     let mut head = (row.edit)(header, input, edit)?;
@@ -204,7 +213,7 @@ pub fn edit_metadata(header: &Header, input: &HeaderInput, edit: &MetadataEdit) 
     let len = new_start + input.len().saturating_sub(old_start);
     // The parser takes the bytes and does not change them.
     let changed = HeaderInput::with_prefix(len, mem::take(&mut head.bytes));
-    let new = (row.parse)(&changed, ParseMode::Strict)?;
+    let new = (row.parse)(&changed, ParseMode::Header)?;
     let is_same = |(old, new): (TensorInfo, TensorInfo)| {
         let moved = |at: u64| at.checked_sub(old_start).map(|offset| offset + new_start);
         (old.name, old.dtype, old.shape) == (new.name, new.dtype, new.shape)

@@ -13,8 +13,13 @@ pub enum Error {
     /// Data that opening the model needs cannot be computed.
     #[error(transparent)]
     Content(content::Error),
-    #[error("{location}: {error}")]
-    Format { location: Location, error: format::Error },
+    #[error("{location}: {error}{}", if *is_lenient_better { LENIENT } else { "" })]
+    Format {
+        location: Location,
+        error: format::Error,
+        /// Whether the lenient parser accepts the file.
+        is_lenient_better: bool,
+    },
     /// An index, a manifest, splits or a directory are no model.
     #[error("{location}: {fault}")]
     Set { location: Location, fault: String },
@@ -23,6 +28,9 @@ pub enum Error {
     Linked { location: Location },
 }
 
+/// The end of a message about a file or a model of which `--lenient` shows a part.
+pub(super) const LENIENT: &str = " (--lenient mounts the rest)";
+
 /// The fault of a model of which no message quotes anything.
 pub const LINKED: &str = "not a valid model; a link leads to it or to one of its files, so no message quotes it (name \
                           that file itself, or set RUST_LOG=info, to see the reason)";
@@ -30,6 +38,14 @@ pub const LINKED: &str = "not a valid model; a link leads to it or to one of its
 impl Error {
     pub(super) fn of_set(location: &Location, fault: impl ToString) -> Self {
         Self::Set { location: location.clone(), fault: fault.to_string() }
+    }
+
+    /// The error in a message that mentions `--lenient` itself.
+    pub(super) fn without_hint(self) -> Self {
+        match self {
+            Self::Format { location, error, .. } => Self::Format { location, error, is_lenient_better: false },
+            other => other,
+        }
     }
 
     /// Whether the message may quote names or numbers from a file.

@@ -17,8 +17,15 @@ const PARTS_MAX: u64 = 1 << 30;
 
 /// Reads the header of `source`. Errors name it `location`.
 pub(super) fn read_header(location: &Location, source: &dyn Source, mode: ParseMode) -> Result<Header, Error> {
-    let (_, header) = load_header(source, mode)?;
-    let header = header.map_err(|error| Error::Format { location: location.clone(), error })?;
+    let (mut input, header) = load_header(source, mode)?;
+    let header = match header {
+        Ok(header) => header,
+        Err(error) => {
+            let is_lenient_better =
+                mode != ParseMode::Lenient && load_more(&mut input, source, ParseMode::Lenient)?.is_ok();
+            return Err(Error::Format { location: location.clone(), error, is_lenient_better });
+        }
+    };
     let ends = header.tensors().map(|tensor| tensor.range.end);
     source.set_ends(std::iter::once(header.data_start).chain(ends));
     Ok(header)

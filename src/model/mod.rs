@@ -23,6 +23,7 @@ mod table;
 mod unused;
 
 pub use assemble::dataset::MANIFEST;
+pub use assemble::is_set;
 pub use assemble::ollama::{file_of, manifest_stem};
 pub use assemble::split::{first_split, open_alone, remark as split_remark};
 pub use assembled::{AssembledRuns, TensorParts};
@@ -36,7 +37,7 @@ pub use open::{OpenedModel, model_files, open_below, open_in, open_location, ope
 pub use population::TensorPopulation;
 pub use quantized::QuantizedWeights;
 pub use refusal::refused_stat;
-pub use stem::{is_set, model_name, model_stem};
+pub use stem::{model_name, model_stem};
 pub use table::{
     Model, ModelForm, NoteKind, Shard, StatedTotals, Tensor, data_in, find_value, is_data_hash, metadata_text,
 };

@@ -1,5 +1,6 @@
-//! The name of a model from its file name, and whether the file is an index or a manifest.
+//! The name of a model from its file name.
 
+use super::assemble::numbered::NumberedName;
 use super::assemble::split::SplitName;
 use super::assemble::{dataset, index};
 use super::table::Model;
@@ -19,8 +20,12 @@ pub fn model_stem(location: &Location) -> Option<OsString> {
     if let Some(split) = SplitName::parse(name) {
         return Some(split.stem());
     }
+    if let Some(stem) = NumberedName::stem_of(name) {
+        return Some(stem);
+    }
     let single = format::format_stem(name).filter(|stem| is_named(stem)).or_else(|| Path::new(name).file_stem());
-    index::index_stem(name).or_else(|| single.map(OsStr::to_owned))
+    let json = || index::json_stem(name).filter(|stem| is_named(stem));
+    index::index_stem(name).or_else(json).or_else(|| single.map(OsStr::to_owned))
 }
 
 pub fn model_name(model: &Model) -> Option<OsString> {
@@ -30,9 +35,4 @@ pub fn model_name(model: &Model) -> Option<OsString> {
 /// Whether a file of that name is a model, or should be one.
 pub(super) fn is_model(name: &OsStr) -> bool {
     format::format_stem(name).is_some() || index::index_stem(name).is_some()
-}
-
-/// Whether a file name is that of the index of a sharded model, the manifest of a dataset, or a split.
-pub fn is_set(name: &OsStr) -> bool {
-    name == dataset::MANIFEST || index::index_stem(name).is_some() || SplitName::parse(name).is_some()
 }

@@ -90,6 +90,8 @@ pub enum NoteKind {
     /// An index, whose entries may be repeated.
     Index,
     Manifest,
+    /// The numbers in the names of shards.
+    Numbers,
     /// The names and keys of splits.
     Splits,
 }
@@ -385,15 +387,20 @@ impl Model {
         }
     }
 
-    /// The entries that were skipped. Empty unless the model was opened leniently, or is a dataset.
+    /// The entries that were skipped, and what is shown although it does not fit. Empty unless the model was opened
+    /// leniently, or cannot be shown as a whole.
     pub fn skipped(&self) -> impl Iterator<Item = &SkippedEntry> {
         let in_files = self.shards.iter().flat_map(|shard| shard.header.skipped.listed());
         self.facts.mismatches.listed().iter().chain(in_files)
     }
 
+    fn skip_lists(&self) -> impl Iterator<Item = &SkipList> {
+        [&self.facts.mismatches].into_iter().chain(self.shards.iter().map(|shard| &shard.header.skipped))
+    }
+
     /// Number of entries that were skipped, listed or not.
     pub fn left_out(&self) -> usize {
-        self.facts.mismatches.total() + self.shards.iter().map(|shard| shard.header.skipped.total()).sum::<usize>()
+        self.skip_lists().map(SkipList::left_out).sum()
     }
 
     /// Logs what users of a mount of the model should know: [`Model::report`], and which weights are not dequantized.
@@ -408,10 +415,10 @@ impl Model {
     pub fn report(&self, source: &impl fmt::Display) {
         const LINES: usize = 20;
         for skipped in self.skipped().take(LINES) {
-            log::warn!("{source}: skipped {}: {}", quote(&skipped.name), skipped.reason);
+            log::warn!("{source}: {skipped}");
         }
-        if let Some(more @ 1..) = self.left_out().checked_sub(LINES) {
-            log::warn!("{source}: skipped {more} more; see index.json");
+        if let Some(more @ 1..) = self.skip_lists().map(SkipList::total).sum::<usize>().checked_sub(LINES) {
+            log::warn!("{source}: {more} more; see index.json");
         }
         for remark in self.facts.remarks.iter().take(LINES) {
             log::warn!("{source}: {remark}");

@@ -2,7 +2,7 @@
 
 use super::lines::{Out, TextLines, TextPieces, write_list};
 use crate::content::{Content, Segment};
-use crate::format::SkippedEntry;
+use crate::format::{SkippedEntry, SkippedKind};
 use crate::model::quantization::QuantizedWeight;
 use crate::model::{Model, ShardId, TensorId, TensorNumbers, TensorParts};
 use crate::name;
@@ -68,11 +68,11 @@ fn write_head(model: &Model, out: Out) -> io::Result<()> {
 
 fn write_tail(model: &Model, out: Out) -> io::Result<()> {
     out.write_all(b"], \"skipped\": [")?;
-    for (at, SkippedEntry { name, reason, .. }) in model.skipped().enumerate() {
+    for (at, SkippedEntry { name, reason, kind }) in model.skipped().enumerate() {
         out.write_all(if at == 0 { b"\n{\"name\": " } else { b",\n{\"name\": " })?;
         write_json_string(name, out)?;
         write_member(", \"reason\": ", reason, out)?;
-        out.write_all(b"}")?;
+        out.write_all(if *kind == SkippedKind::Shown { b", \"shown\": true}" } else { b"}" })?;
     }
     out.write_all(b"]}\n")
 }

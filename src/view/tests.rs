@@ -513,7 +513,8 @@ fn huge_total_size_does_not_overflow() {
     let end = 1 << 62;
     assert_eq!(content(&views, "tensors", 299).read(end - 3..end + 6, &ReadRequest::NOWAIT).unwrap()[..], [0; 3]);
     assert_eq!(content(&views, "safetensors", 299).len(), end + 80);
-    assert!(read(&views, "index.json", 0).ends_with(b"], \"skipped\": []}\n"));
+    let index = String::from_utf8(read(&views, "index.json", 0)).unwrap();
+    assert_eq!(index.matches(r#", "shown": true}"#).count(), 299);
     // For each line: hash, two spaces, `tensors/`, name of one to three digits, and newline.
     assert_eq!(content(&views, "SHA256SUMS", 0).len(), 300 * 75 + 10 + 90 * 2 + 200 * 3);
 }

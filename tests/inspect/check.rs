@@ -205,7 +205,7 @@ fn valid_but_unusual_files_get_warnings() {
         ),
         (
             "twice",
-            header(&[r#""__metadata__":{"k":"1","k":"2"}"#.into()]),
+            header(&[r#""__metadata__":{"format":"pt","k":"1","k":"2"}"#.into()]),
             &[],
             &["warning json"],
             "metadata key \"k\" is repeated; readers take the last value",
@@ -326,6 +326,7 @@ fn hashes_in_metadata_are_verified() {
         || [("a", Dtype::U8, &[5_000_001usize][..], bytes.clone()), ("nan", Dtype::F32, &[1], floats(&[f32::NAN]))];
     let spec = |hash: &str| {
         [
+            ("format", "pt".to_owned()),
             ("modelspec.architecture", "stable-diffusion-v1/lora".to_owned()),
             ("modelspec.implementation", "diffusers".to_owned()),
             ("modelspec.resolution", "512x512".to_owned()),
@@ -373,7 +374,7 @@ fn hashes_in_metadata_are_verified() {
     for name in ["s-00001-of-00002.safetensors", "s-00002-of-00002.safetensors"] {
         let tensors: [(&str, Dtype, &[usize], Vec<u8>); 1] = [(&name[..7], Dtype::U8, &[0], vec![])];
         let hash: String = Sha256::digest([]).iter().map(|byte| format!("{byte:02x}")).collect();
-        room.model(name, &tensors, &[("sshs_model_hash", &hash)]);
+        room.model(name, &tensors, &[("format", "pt"), ("sshs_model_hash", &hash)]);
     }
     let index =
         json!({"weight_map": {"s-00001": "s-00001-of-00002.safetensors", "s-00002": "s-00002-of-00002.safetensors"}});
@@ -512,6 +513,7 @@ fn metadata_conventions_are_checked() {
         "m.safetensors",
         &tensors,
         &[
+            ("format", "pt"),
             ("modelspec.title", "A model"),
             ("modelspec.resolution", "large"),
             ("modelspec.date", "yesterday"),

@@ -104,7 +104,7 @@ fn check_progress_is_shown_on_terminals_only() {
     let room = Room::new();
     // A sparse file that takes a noticeable time to hash.
     let len = 2_000_000_000u64;
-    let metadata = format!(r#""__metadata__":{{"sshs_model_hash":"{}"}}"#, "0".repeat(64));
+    let metadata = format!(r#""__metadata__":{{"format":"pt","sshs_model_hash":"{}"}}"#, "0".repeat(64));
     let header = format!(r#"{{{metadata},"a":{{"dtype":"U8","shape":[{len}],"data_offsets":[0,{len}]}}}}"#);
     let header = format!("{header:<200}");
     room.raw("m.safetensors", &header, &[]);

@@ -5,14 +5,22 @@ use crate::format::error::Error;
 use crate::format::input::{HeaderInput, MissingRange};
 
 pub struct GgufCursor<'i> {
+    /// What is there of the file, from its beginning.
     bytes: &'i [u8],
     at: usize,
     len: u64,
+    /// Where the file begins in the input: not at 0 if it follows another one.
+    base: u64,
 }
 
 impl<'i> GgufCursor<'i> {
     pub fn new(input: &'i HeaderInput) -> Self {
-        Self { bytes: input.prefix(), at: 0, len: input.len() }
+        Self::of_file(input, 0)
+    }
+
+    /// For the file that begins at `base` of the input.
+    pub fn of_file(input: &'i HeaderInput, base: u64) -> Self {
+        Self { bytes: input.from(base), at: 0, len: input.len().saturating_sub(base), base }
     }
 
     /// The byte at `offset` of a file. The bytes before it must be in `input`.
@@ -37,7 +45,10 @@ impl<'i> GgufCursor<'i> {
         }
         let taken = self.bytes.get(self.at..end as usize);
         // The request doubles each time, so that all requests together are at most four times as long as the header.
-        let taken = taken.ok_or_else(|| MissingRange(0..end.next_power_of_two().max(1 << 20).min(self.len)))?;
+        let taken = taken.ok_or_else(|| {
+            let len = end.next_power_of_two().max(1 << 20).min(self.len);
+            MissingRange(self.base..self.base + len)
+        })?;
         self.at = end as usize;
         Ok(taken)
     }

@@ -1,10 +1,11 @@
 //! Findings about a GGUF file beyond the verdict of the parser.
 
-use super::{ALIGNMENT_KEY, ARCHITECTURE_KEY, SPLIT_NUMBER_KEY, keys};
+use super::{ALIGNMENT_KEY, ARCHITECTURE_KEY, GGML_NAME_MAX, GGML_RANK_MAX, SPLIT_NUMBER_KEY, keys};
 use crate::format::header::Header;
 use crate::format::input::{HeaderInput, MissingRange};
 use crate::format::lint::HeaderLint;
 use crate::format::metadata::{ScalarType, ValueType};
+use crate::format::tensors::TensorInfo;
 use crate::rules::CheckRule;
 use crate::text::quote;
 
@@ -42,6 +43,7 @@ const NO_TOKENS: [&str; 2] = ["none", "no_vocab"];
 
 pub fn lint_gguf(header: &Header, input: &HeaderInput, found: &mut dyn FnMut(HeaderLint)) -> Result<(), MissingRange> {
     KeyLinter { header, found }.lint_keys();
+    lint_ggml_limits(header, found);
     let (end, len) = (header.data_end(), input.len());
     let padded = end.next_multiple_of(super::alignment(header));
     if !header.is_empty() && len < padded {
@@ -56,6 +58,22 @@ pub fn lint_gguf(header: &Header, input: &HeaderInput, found: &mut dyn FnMut(Hea
         found(HeaderLint::new(CheckRule::GgufPadding, None, message));
     }
     Ok(())
+}
+
+/// Reports tensors that ggml does not load, although the format can describe them.
+fn lint_ggml_limits(header: &Header, found: &mut dyn FnMut(HeaderLint)) {
+    for TensorInfo { name, shape, .. } in header.tensors() {
+        let faults = [
+            (name.len() > GGML_NAME_MAX)
+                .then(|| format!("a name of {} bytes; ggml loads at most {GGML_NAME_MAX}", name.len())),
+            (shape.len() > GGML_RANK_MAX)
+                .then(|| format!("{} dimensions; ggml loads at most {GGML_RANK_MAX}", shape.len())),
+        ];
+        for fault in faults.into_iter().flatten() {
+            let message = format!("tensor {}: {fault}", quote(name));
+            found(HeaderLint::new(CheckRule::GgmlLimits, Some(name), message));
+        }
+    }
 }
 
 /// Reports keys without which programs cannot load the model, and keys that contradict each other.

@@ -2,8 +2,9 @@
 //!
 //! A file is a magic number, a version, the counts of tensors and of metadata keys, the metadata, a description of each
 //! tensor, and the data. The file does not give the length of the header: its end is known only when it was read. A
-//! file is valid if both ggml (`gguf.cpp`) and the `gguf` Python package accept it, with two differences: the padding
-//! after the last tensor may be missing, and block types that are newer than the package are accepted.
+//! file is valid if both ggml (`gguf.cpp`) and the `gguf` Python package accept it, with these differences: the padding
+//! after the last tensor may be missing, block types that are newer than the package are accepted, and so are names and
+//! shapes that ggml does not load, because models of other programs have them. `lint` reports these.
 
 mod cursor;
 mod edit;
@@ -46,11 +47,14 @@ pub const SPLIT_NUMBER_KEY: &str = "split.no";
 /// Longest key in bytes. Source: `docs/gguf.md` of ggml, `gguf_metadata_kv_t`.
 const KEY_MAX: usize = 65_535;
 
-/// Longest name of a tensor in bytes. Source: `GGML_MAX_NAME`, which counts a terminator.
-const NAME_MAX: usize = 63;
+/// Longest name of a tensor that ggml loads, in bytes. Source: `GGML_MAX_NAME`, which counts a terminator.
+const GGML_NAME_MAX: usize = 63;
 
-/// Largest rank. Source: `GGML_MAX_DIMS`.
-const RANK_MAX: u32 = 4;
+/// Largest rank that ggml loads. Source: `GGML_MAX_DIMS`.
+const GGML_RANK_MAX: usize = 4;
+
+/// Largest rank. It is that of NumPy, whose arrays the `gguf` package reads and writes.
+const RANK_MAX: u32 = 64;
 
 /// Longest string in bytes, and longest array in elements. Source: `GGUF_MAX_STRING_LENGTH`, `GGUF_MAX_ARRAY_ELEMENTS`.
 const LENGTH_MAX: u64 = 1 << 30;

@@ -1,15 +1,15 @@
 //! Reads metadata and the descriptions of tensors.
 
 use super::cursor::{GgufCursor, check_length};
-use super::{ALIGNMENT, ALIGNMENT_KEY, ARRAY, MAGIC, NAME, NAME_MAX, RANK_MAX};
+use super::{ALIGNMENT, ALIGNMENT_KEY, ARRAY, MAGIC, NAME, RANK_MAX};
 use crate::format::dtype::Dtype;
-use crate::format::error::Error;
-use crate::format::header::{Header, HeaderBuilder, NewTensor, ParseMode};
+use crate::format::error::{Error, key_reason};
+use crate::format::header::{Header, HeaderBuilder, NewTensor, ParseMode, SkippedEntry};
 use crate::format::input::{HeaderInput, MissingRange};
 use crate::format::metadata::{MetadataValue, ScalarType, float_text, push_line};
 use crate::format::tensors::{count_elements, fits, too_large};
-use crate::text::quote;
 use std::collections::HashSet;
+use std::fmt;
 
 /// The fault of a name or a key that another entry has too.
 const DUPLICATE: &str = "occurs more than once";
@@ -29,7 +29,24 @@ pub fn alignment(header: &Header) -> u64 {
 /// Fails with [`Error::Missing`] until the header is in `input`. Allocation is bounded by the bytes in `input`, and
 /// never by a count or a length in the file.
 pub fn parse_gguf(input: &HeaderInput, mode: ParseMode) -> Result<Header, Error> {
-    let mut cursor = GgufCursor::new(input);
+    let mut header = parse_file(input, 0, mode)?;
+    if mode == ParseMode::Header {
+        return Ok(header);
+    }
+    if let Some(following) = FollowingFiles::find(input, &header)? {
+        if mode != ParseMode::Lenient {
+            return Err(Error::Broken(following.to_string()));
+        }
+        header.skipped.remark(|| SkippedEntry::bytes(following.to_string()));
+    } else if mode == ParseMode::Lenient {
+        header.report_places(alignment(&header), input.len());
+    }
+    Ok(header)
+}
+
+/// Reads the header of the file that begins at `base`. All offsets in it are those from there.
+fn parse_file(input: &HeaderInput, base: u64, mode: ParseMode) -> Result<Header, Error> {
+    let mut cursor = GgufCursor::of_file(input, base);
     cursor.take(MAGIC.len() as u64)?;
     let version = cursor.u32()?;
     match version {
@@ -53,15 +70,85 @@ pub fn parse_gguf(input: &HeaderInput, mode: ParseMode) -> Result<Header, Error>
     for number in 0..keys {
         let mut key = None;
         reader.pair(&mut cursor, &mut seen, &mut key).map_err(|error| {
-            let key = key.map_or_else(|| format!("number {number}"), |key| quote(&key));
-            error.map_part(|fault| Error::Broken(format!("metadata key {key}: {fault}")))
+            error.map_part(|fault| match key {
+                Some(key) => Error::Key { key, fault },
+                None => Error::Broken(format!("metadata key number {number}: {fault}")),
+            })
         })?;
     }
     let mut found = Vec::new();
     for number in 0..tensors {
         found.extend(reader.tensor(&mut cursor, number)?);
     }
-    reader.finish(cursor.offset(), tensors > 0, found, input.len())
+    reader.finish(cursor.offset(), tensors > 0, found, input.len().saturating_sub(base))
+}
+
+/// GGUF files after the data of a file, as when the splits of a model were joined with `cat`. No reader of GGUF finds
+/// their tensors.
+struct FollowingFiles {
+    start: u64,
+    end: u64,
+    count: usize,
+    /// Whether there are more than `count`.
+    is_cut: bool,
+}
+
+impl FollowingFiles {
+    /// Maximum number of files that are counted: the header of each is read.
+    const COUNTED_MAX: usize = 100;
+
+    /// Finds the files that follow the one with this header.
+    fn find(input: &HeaderInput, header: &Header) -> Result<Option<Self>, Error> {
+        let Some(start) = next_file(input, 0, header)? else { return Ok(None) };
+        let mut found = Self { start, end: input.len(), count: 1, is_cut: false };
+        let mut base = start;
+        // A header that cannot be read ends the count.
+        while let Some(header) = found_header(parse_file(input, base, ParseMode::Header))? {
+            let Some(next) = next_file(input, base, &header)? else { break };
+            if found.count == Self::COUNTED_MAX {
+                found.is_cut = true;
+                break;
+            }
+            found.count += 1;
+            base = next;
+        }
+        Ok(Some(found))
+    }
+}
+
+impl fmt::Display for FollowingFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { start, end, count, is_cut } = self;
+        let at_least = if *is_cut { "at least " } else { "" };
+        let (files, follow) = if *count == 1 { ("file", "follows") } else { ("files", "follow") };
+        write!(
+            f,
+            "{at_least}{count} more GGUF {files} {follow}, at bytes {start} to {end}, as when splits are joined with `cat` \
+             (join the splits themselves with `llama-gguf-split --merge FIRST_SPLIT OUT.gguf`)"
+        )
+    }
+}
+
+/// The header, or `None` if the file has none. Fails only if more of the input is needed.
+fn found_header(parsed: Result<Header, Error>) -> Result<Option<Header>, MissingRange> {
+    match parsed {
+        Err(Error::Missing(missing)) => Err(missing),
+        parsed => Ok(parsed.ok()),
+    }
+}
+
+/// Where another file begins after the data of the one at `base`, with or without the padding of its last tensor.
+fn next_file(input: &HeaderInput, base: u64, header: &Header) -> Result<Option<u64>, MissingRange> {
+    let end = base.saturating_add(header.data_end());
+    let padded = header.data_end().checked_next_multiple_of(alignment(header));
+    let padded = padded.map_or(u64::MAX, |padded| base.saturating_add(padded));
+    // Without tensors there may be padding too.
+    for start in [end, padded] {
+        if start < input.len() && input.get(start..start.saturating_add(MAGIC.len() as u64))? == MAGIC {
+            return Ok(Some(start));
+        }
+    }
+    Ok(None)
 }
 
 struct GgufReader {
@@ -115,7 +202,7 @@ impl GgufReader {
         if self.is_strict() {
             return Err(Error::Broken(fault.to_owned()));
         }
-        self.builder.skip(key, || format!("metadata key: {fault}"));
+        self.builder.skip(key, || key_reason(fault));
         Ok(())
     }
 
@@ -128,7 +215,7 @@ impl GgufReader {
         let rank = cursor.u32()?;
         if rank > RANK_MAX {
             // The fields after so many dimensions cannot be found reliably.
-            let fault = format!("{rank} dimensions; ggml allows {RANK_MAX}");
+            let fault = format!("{rank} dimensions, and at most {RANK_MAX} are read");
             return Err(Error::Tensor { name: name.into_owned(), fault });
         }
         let mut dims = [0; RANK_MAX as usize];
@@ -156,13 +243,10 @@ impl GgufReader {
         if str::from_utf8(name).is_err() {
             return Err("the name is not UTF-8".to_owned());
         }
-        if name.len() > NAME_MAX && self.is_strict() {
-            return Err(format!("a name of {} bytes; ggml allows {NAME_MAX}", name.len()));
-        }
         // ggml counts the innermost dimension first.
         let elements = count_elements(dims.iter().rev()).ok_or_else(|| too_large(dims))?;
         let Some((dtype, block)) = Dtype::from_ggml(kind).and_then(|dtype| Some((dtype, dtype.block()?))) else {
-            return Err(format!("ggml type {kind} is not known"));
+            return Err(unknown_type(kind));
         };
         let row = dims.last().copied().unwrap_or(1);
         if !row.is_multiple_of(block.elements) {
@@ -193,7 +277,7 @@ impl GgufReader {
             if mode != ParseMode::Lenient || end <= len {
                 self.builder.push(NewTensor { range: begin..end, ..tensor });
             } else {
-                self.builder.skip_entry(&tensor.name, || {
+                self.builder.skip_cut(&tensor.name, begin, || {
                     format!("its data is at bytes {begin} to {end}, but the file ends at byte {len}")
                 });
             }
@@ -202,6 +286,28 @@ impl GgufReader {
             return Err(Error::data_cut(last, len));
         }
         self.builder.finish(NAME, None, data_start, DUPLICATE)
+    }
+}
+
+/// Types that ggml has removed, their names, and what replaces them. Source: `ggml_type` in `include/ggml.h`.
+const REMOVED_TYPES: [(u32, &str, &str); 8] = [
+    (4, "Q4_2", "quantize the original model again, for example as Q4_0"),
+    (5, "Q4_3", "quantize the original model again, for example as Q4_1"),
+    (31, "Q4_0_4_4", REPACKED_Q4_0),
+    (32, "Q4_0_4_8", REPACKED_Q4_0),
+    (33, "Q4_0_8_8", REPACKED_Q4_0),
+    (36, "IQ4_NL_4_4", REPACKED_IQ4_NL),
+    (37, "IQ4_NL_4_8", REPACKED_IQ4_NL),
+    (38, "IQ4_NL_8_8", REPACKED_IQ4_NL),
+];
+
+const REPACKED_Q4_0: &str = "use a file of the same model as Q4_0, which llama.cpp repacks when it loads it";
+const REPACKED_IQ4_NL: &str = "use a file of the same model as IQ4_NL, which llama.cpp repacks when it loads it";
+
+fn unknown_type(kind: u32) -> String {
+    match REMOVED_TYPES.iter().find(|(number, ..)| *number == kind) {
+        Some((_, name, remedy)) => format!("ggml type {kind}, {name}, was removed from ggml ({remedy})"),
+        None => format!("ggml type {kind} is not known"),
     }
 }
 

@@ -15,6 +15,7 @@ mod tests;
 mod value;
 
 use super::error::Error;
+use super::suffix::strip_suffix;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
@@ -45,11 +46,22 @@ fn checkpoint_error(fault: impl Display) -> Error {
     Error::Broken(format!("PyTorch checkpoint: {fault}"))
 }
 
+/// Whether the suffix of a file name is that of many programs: OpenVINO, CTranslate2 and Core ML write weights of their
+/// own to `.bin` files, and TensorFlow to `.ckpt` files. Libraries of Hugging Face give their checkpoints names that
+/// others do not use.
+pub fn is_shared(name: &OsStr) -> bool {
+    let is_known = ["pytorch_model", "adapter_model"]
+        .iter()
+        .any(|known| name.as_bytes().windows(known.len()).any(|window| window == known.as_bytes()));
+    !is_known && [".bin", ".ckpt"].iter().any(|suffix| strip_suffix(name, suffix).is_some())
+}
+
 /// Whether a file name is that of a file that is no model although it has a suffix of PyTorch's. Many programs use the
 /// suffix `.bin`, so that only names with `model` or `weights` count. The others are those that Trainer of transformers
 /// writes beside a model.
 pub fn is_other(name: &OsStr) -> bool {
-    let name = name.as_bytes();
+    let lower = name.as_bytes().to_ascii_lowercase();
+    let name = &lower[..];
     let has = |word: &[u8]| name.windows(word.len()).any(|window| window == word);
     match () {
         () if name.ends_with(b".bin") => !has(b"model") && !has(b"weights"),

@@ -8,7 +8,7 @@ use super::parser::HeaderParser;
 use super::reader::read_json;
 use super::{DUPLICATE, METADATA, misplaced, too_long};
 use crate::format::error::Error;
-use crate::format::header::{Header, ParseMode, SkippedEntry};
+use crate::format::header::{Header, ParseMode, SkippedEntry, SkippedKind};
 use crate::format::input::{HeaderInput, MissingRange};
 use crate::format::lint::HeaderLint;
 use crate::rules::CheckRule;
@@ -44,19 +44,19 @@ fn lint_text(json: &str, found: &mut dyn FnMut(HeaderLint)) {
 /// `header` the result of the lenient parser.
 pub fn safetensors_damage(header: &Header, broken: &Error, len: u64, found: &mut dyn FnMut(HeaderLint)) {
     let (skipped, more) = header.skipped.kept();
-    for SkippedEntry { name, reason, .. } in skipped {
+    for SkippedEntry { name, reason, .. } in skipped.iter().filter(|skipped| skipped.is_left_out()) {
         found(HeaderLint::new(CheckRule::Entry, Some(name), format!("{}: {reason}", label(name))));
     }
     // The parser gives only one reason for each entry that it leaves out. If the name of such an entry is repeated too,
     // that is reported here.
     let mut seen = HashSet::new();
-    for SkippedEntry { name, is_duplicate, .. } in skipped {
-        if name != METADATA && !is_duplicate && (header.find(name).is_some() || !seen.insert(name)) {
+    for SkippedEntry { name, kind, .. } in skipped {
+        if name != METADATA && *kind == SkippedKind::LeftOut && (header.find(name).is_some() || !seen.insert(name)) {
             found(HeaderLint::new(CheckRule::Entry, Some(name), format!("{}: {DUPLICATE}", label(name))));
         }
     }
     // A hole may hold the data of an entry that was left out.
-    let is_left_out = more > 0 || skipped.iter().any(|skipped| skipped.name != METADATA);
+    let is_left_out = more > 0 || skipped.iter().any(|skipped| skipped.is_left_out() && skipped.name != METADATA);
     let note = if is_left_out { ", which may belong to a tensor that is skipped" } else { "" };
     let mut expected = header.data_start;
     for tensor in header.tensors() {

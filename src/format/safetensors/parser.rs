@@ -163,9 +163,11 @@ impl<'f> HeaderParser<'f> {
             });
         }
         let data_start = json.end;
-        let header = self.builder.finish(NAME, Some(json), data_start, DUPLICATE)?;
-        if mode == ParseMode::Strict {
-            check_contiguous(&header, file_len)?;
+        let mut header = self.builder.finish(NAME, Some(json), data_start, DUPLICATE)?;
+        match mode {
+            ParseMode::Strict => check_contiguous(&header, file_len)?,
+            ParseMode::Header => {}
+            ParseMode::Lenient => header.report_places(1, file_len),
         }
         Ok(header)
     }
@@ -184,7 +186,7 @@ fn check_contiguous(header: &Header, file_len: u64) -> Result<(), Error> {
         Ordering::Equal => Ok(()),
         Ordering::Greater => Err(Error::Cut(format!(
             "truncated: the data ends at byte {end}, but the file ends at byte {file_len}; {} missing (did a download \
-             stop? --lenient mounts the tensors that are whole)",
+             stop?)",
             count_bytes(end - file_len)
         ))),
         Ordering::Less => Err(Error::Broken(too_long(end, file_len))),

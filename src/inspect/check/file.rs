@@ -18,6 +18,10 @@ const HUB_HEADER_MAX: u64 = 25_000_000;
 /// The official writer pads the header to a multiple of this many bytes, so that elements of every dtype are aligned.
 const DATA_ALIGNMENT: u64 = 8;
 
+/// The values of the metadata key `format` that transformers accepts (`modeling_utils.py`). accelerate accepts these
+/// but `mlx`.
+const LOADED_FORMATS: [&str; 4] = ["pt", "tf", "flax", "mlx"];
+
 /// A file whose header can be used, at least in part.
 #[derive(Debug)]
 pub struct CheckedFile {
@@ -120,6 +124,15 @@ impl CheckedFile {
     /// Checks the metadata against its conventions and returns the hashes in it.
     fn check_metadata(&self, report: &mut CheckReport) -> Vec<(String, String)> {
         let metadata = &self.header.metadata;
+        if self.header.format == safetensors::NAME && !metadata.is_empty() {
+            let format = model::metadata_text(metadata, "format");
+            if !format.is_some_and(|format| LOADED_FORMATS.contains(&format)) {
+                report.add(CheckRule::MetadataFormat, &self.name, Some("format"), || match format {
+                    Some(format) => format!("metadata \"format\" is {}, not \"pt\"", quote(format)),
+                    None => "the metadata has no key \"format\"".to_owned(),
+                });
+            }
+        }
         for (key, fault) in conventions::modelspec_faults(metadata) {
             let key = format!("{MODELSPEC_PREFIX}{key}");
             report.add(CheckRule::ModelSpec, &self.name, Some(&key), || format!("metadata {}: {fault}", quote(&key)));
@@ -178,11 +191,12 @@ fn check_damaged(
         return None;
     };
     format::header_damage(&header, broken, len, &mut |lint| add(report, name, lint));
-    let (_, more) = header.skipped.kept();
-    report.add_unseen(CheckRule::Entry, more);
+    let (skipped, _) = header.skipped.kept();
+    let kept = skipped.iter().filter(|skipped| skipped.is_left_out()).count();
+    report.add_unseen(CheckRule::Entry, header.skipped.left_out().saturating_sub(kept));
     // The lenient parser gives one reason for each entry, which may differ from that of the strict parser.
     let verdict = broken.to_string();
-    if !report.contains(&verdict) {
+    if !skipped.iter().any(|skipped| skipped.is_same_fault(broken)) && !report.contains(&verdict) {
         let rule = if broken.tensor().is_some() { CheckRule::Entry } else { CheckRule::Format };
         report.add(rule, name, broken.tensor(), || verdict);
     }

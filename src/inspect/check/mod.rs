@@ -43,7 +43,7 @@ impl ModelCheck {
             report.add(CheckRule::Format, &location.to_string(), None, || LINKED.to_owned());
             return Ok(Self { files: Vec::new(), quantized: None, dataset: None, report });
         }
-        let is_set = model::is_set(location.file_name());
+        let is_set = model::is_set(location);
         let (model, locations): (Option<Model>, Vec<Location>) = match is_set {
             true => set::check_set(location, opened, &mut report)?,
             false => match model::file_of(location) {

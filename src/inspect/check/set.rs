@@ -31,6 +31,7 @@ pub(super) fn check_set(
     let (mismatch_rule, remark_rule) = match kind {
         NoteKind::Index => (CheckRule::Index, CheckRule::IndexTwice),
         NoteKind::Manifest => (CheckRule::Index, CheckRule::Manifest),
+        NoteKind::Numbers => (CheckRule::Index, CheckRule::NoIndex),
         NoteKind::Splits => (CheckRule::Split, CheckRule::SplitName),
     };
     let (mismatches, more) = model.facts.mismatches.kept();
@@ -38,7 +39,7 @@ pub(super) fn check_set(
         report.add(mismatch_rule, &name, Some(subject), || match kind {
             // The reason does not contain the subject.
             NoteKind::Manifest => format!("{}: {reason}", quote(subject)),
-            NoteKind::Index | NoteKind::Splits => reason.clone(),
+            NoteKind::Index | NoteKind::Numbers | NoteKind::Splits => reason.clone(),
         });
     }
     report.add_unseen(mismatch_rule, more);

@@ -4,10 +4,10 @@
 
 use super::set::{self, LIST_MAX, SEVERAL_FILES, SHARDS_MAX, ShardSet};
 use super::split::last_number;
-use crate::format::{JsonText, ParseMode, format_stem};
+use crate::format::{JsonText, ParseMode, format_stem, strip_suffix};
 use crate::model::error::{Error, json_fault};
 use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind, StatedTotals};
-use crate::source::Location;
+use crate::source::{self, Location};
 use crate::text::quote;
 use crate::threads;
 use crate::units::plural;
@@ -22,8 +22,11 @@ use std::hash::BuildHasher;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The part of an index's file name between the stem and `.json`, without a variant, by the format of the shards.
-const INDICES: [&str; 2] = [".safetensors.index", ".bin.index"];
+/// The parts of an index's file name that tell the format of the shards.
+const FORMATS: [&str; 2] = ["safetensors", "bin"];
+
+/// How much of a JSON file is searched for a `weight_map`, in bytes. Little metadata precedes it.
+const SEARCHED: u64 = 64 << 10;
 
 /// A tensor and the number of the shard that it should be in.
 type Entry<'t> = (Cow<'t, str>, u32);
@@ -113,16 +116,44 @@ pub(in crate::model) fn index_shards(location: &Location) -> Option<BTreeSet<Str
     read.ok().map(|_| names)
 }
 
-/// The name of the model, from the file name of its index; `None` for other file names. transformers and diffusers name
-/// the index of a variant `model.safetensors.index.fp16.json`.
+/// The name of the model, from the file name of its index; `None` for other file names. transformers names the index of
+/// a variant `model.safetensors.index.fp16.json`, and diffusers `model.safetensors.fp16.index.json`.
 pub(in crate::model) fn index_stem(name: &OsStr) -> Option<OsString> {
-    let name = name.as_bytes().strip_suffix(b".json")?;
-    let (stem, variant) = INDICES.iter().find_map(|index| {
-        let at = name.windows(index.len()).rposition(|window| window == index.as_bytes())?;
-        Some((&name[..at], &name[at + index.len()..]))
-    })?;
-    let is_variant = variant.is_empty() || (variant.len() > 1 && variant[0] == b'.' && !variant[1..].contains(&b'.'));
-    (is_variant && !stem.is_empty()).then(|| OsString::from_vec([stem, variant].concat()))
+    let parts: Vec<&[u8]> = name.as_bytes().split(|byte| *byte == b'.').collect();
+    let is = |part: &[u8], word: &str| part.eq_ignore_ascii_case(word.as_bytes());
+    let at = parts.iter().rposition(|part| FORMATS.iter().any(|format| is(part, format)))?;
+    let variant = match parts[at + 1..] {
+        [index, json] if is(index, "index") && is(json, "json") => None,
+        [index, variant, json] if is(index, "index") && is(json, "json") => Some(variant),
+        [variant, index, json] if is(index, "index") && is(json, "json") => Some(variant),
+        _ => return None,
+    };
+    let stem = parts[..at].join(&b'.');
+    let is_named = !stem.is_empty() && variant.is_none_or(|variant| !variant.is_empty());
+    let variant = variant.map_or(Vec::new(), |variant| [b".", variant].concat());
+    is_named.then(|| OsString::from_vec([stem, variant].concat()))
+}
+
+/// The name of the model, from the name of a JSON file that has a `weight_map`; `None` for other file names.
+pub(in crate::model) fn json_stem(name: &OsStr) -> Option<OsString> {
+    let stem = strip_suffix(name, ".json")?;
+    Some(strip_suffix(stem, ".index").unwrap_or(stem).to_owned())
+}
+
+/// Whether a file is an index: by its name, or because it is a JSON file with a `weight_map`.
+pub(in crate::model) fn is_index(location: &Location) -> bool {
+    let name = location.file_name();
+    index_stem(name).is_some() || strip_suffix(name, ".json").is_some() && has_weight_map(location)
+}
+
+/// Whether a JSON file has a `weight_map`. Only its first bytes are searched.
+pub(in crate::model) fn has_weight_map(location: &Location) -> bool {
+    const KEY: &[u8] = b"\"weight_map\"";
+    let Ok(source) = source::open_local(location) else { return false };
+    let mut text = vec![0; source.len().min(SEARCHED) as usize];
+    source.read_exact_at(&mut text, 0).is_ok()
+        && set::without_mark(&text).trim_ascii_start().starts_with(b"{")
+        && text.windows(KEY.len()).any(|window| window == KEY)
 }
 
 /// Whether an index cannot be read now, whatever is in it. It may be readable later.
@@ -222,7 +253,7 @@ fn audit<'t>(entries: &[Entry<'t>], set: &mut ShardSet) {
     let is_stated = &|shard: usize, tensor: usize| stated[shard][tensor].load(Ordering::Relaxed);
     set::keep_one_each(shards, mismatches, is_stated, &mut |tensor, found, mismatches| {
         let shard = absent.remove(tensor);
-        mismatches.push(tensor, || match shard.map(|shard| quote(&names[shard as usize])) {
+        mismatches.remark(tensor, || match shard.map(|shard| quote(&names[shard as usize])) {
             Some(shard) => format!("tensor {} should be in {shard}, but is in {}", quote(tensor), quote(found)),
             None => format!("tensor {} is in {}, but the index does not name it", quote(tensor), quote(found)),
         });
@@ -231,5 +262,32 @@ fn audit<'t>(entries: &[Entry<'t>], set: &mut ShardSet) {
     for (tensor, shard) in absent.into_iter().filter(|(_, shard)| homes[*shard as usize].is_some()) {
         let shard = quote(&names[shard as usize]);
         mismatches.push(&tensor, || format!("tensor {} should be in {shard}, but no shard has it", quote(&tensor)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_indices_give_the_names_of_models() {
+        let cases = [
+            ("model.safetensors.index.json", Some("model")),
+            ("model.safetensors.index.fp16.json", Some("model.fp16")),
+            ("model.safetensors.fp16.index.json", Some("model.fp16")),
+            ("a.b.SafeTensors.Index.JSON", Some("a.b")),
+            ("pytorch_model.bin.index.json", Some("pytorch_model")),
+            (".safetensors.index.json", None),
+            ("model.safetensors.index..json", None),
+            ("model.safetensors.a.b.index.json", None),
+            ("model.safetensors.index.json.bak", None),
+            ("model.safetensors.json", None),
+            ("weights.index.json", None),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(index_stem(name.as_ref()), expected.map(OsString::from), "{name}");
+        }
+        assert_eq!(json_stem("weights.index.json".as_ref()), Some("weights".into()));
+        assert_eq!(json_stem("map.JSON".as_ref()), Some("map".into()));
     }
 }

@@ -4,6 +4,7 @@
 pub(super) mod dataset;
 mod file;
 pub(super) mod index;
+pub(super) mod numbered;
 pub(super) mod ollama;
 pub(super) mod set;
 pub(super) mod split;
@@ -23,14 +24,14 @@ struct Assembler {
 }
 
 /// The first that claims a location opens it.
-const ASSEMBLERS: [Assembler; 5] = [
+const ASSEMBLERS: [Assembler; 6] = [
     Assembler {
         claims: |location| location.file_name() == dataset::MANIFEST,
         open: dataset::open_dataset,
         files: |location| KnownFiles::with_shards(location, dataset::dataset_shards(location)),
     },
     Assembler {
-        claims: |location| index::index_stem(location.file_name()).is_some(),
+        claims: index::is_index,
         open: index::open_index,
         files: |location| KnownFiles::with_shards(location, index::index_shards(location)),
     },
@@ -44,8 +45,18 @@ const ASSEMBLERS: [Assembler; 5] = [
         open: ollama::open_layer,
         files: ollama::layer_files,
     },
+    Assembler { claims: numbered::is_pattern, open: numbered::open_numbered, files: numbered::pattern_files },
     Assembler { claims: |_| true, open: file::open_file, files: |location| KnownFiles::with(location, Vec::new()) },
 ];
+
+/// Whether a location is that of the index of a sharded model, the manifest of a dataset, the pattern of the names of
+/// shards, or a split.
+pub fn is_set(location: &Location) -> bool {
+    location.file_name() == dataset::MANIFEST
+        || index::is_index(location)
+        || split::SplitName::parse(location.file_name()).is_some()
+        || numbered::is_pattern(location)
+}
 
 fn assembler(location: &Location) -> &'static Assembler {
     let [others @ .., file] = &ASSEMBLERS;

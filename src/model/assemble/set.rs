@@ -1,7 +1,7 @@
 //! The files of a model of several files: checks their names, and opens them while the index or manifest is still read.
 
-use crate::format::{ParseMode, SkipList, SkippedEntry};
-use crate::model::error::Error;
+use crate::format::{ParseMode, SkipList, SkippedEntry, strip_suffix};
+use crate::model::error::{Error, LENIENT};
 use crate::model::header;
 use crate::model::linked::is_below;
 use crate::model::table::Shard;
@@ -47,8 +47,8 @@ impl KnownFiles {
 
     /// The files of an index or manifest that names these shards.
     pub fn with_shards(main: &Location, names: Option<impl IntoIterator<Item = String>>) -> Self {
-        let (dir, is_bin) = (main.parent(), is_bin(main));
-        let allowed = names.into_iter().flatten().filter(|name| check_shards(name, is_bin).is_ok());
+        let (dir, suffix) = (main.parent(), ShardSuffix::of(main));
+        let allowed = names.into_iter().flatten().filter(|name| check_shards(name, suffix).is_ok());
         Self::with(main, allowed.map(|name| dir.join(name)).collect())
     }
 }
@@ -69,7 +69,7 @@ pub(in crate::model) struct ShardSet {
 pub(in crate::model) struct ShardNames<'a> {
     open: &'a mut dyn FnMut((Location, String)),
     dir: Location,
-    is_bin: bool,
+    suffix: ShardSuffix,
     numbers: HashMap<String, u32>,
     list: Vec<(Location, String)>,
     /// The sizes of the headers of the shards as far as the index was read, about, and the largest.
@@ -96,7 +96,7 @@ impl ShardNames<'_> {
         if let Some(number) = self.numbers.get(name) {
             return Ok(*number);
         }
-        check_shards(name, self.is_bin)?;
+        check_shards(name, self.suffix)?;
         let number = self.add(self.dir.join(name), name.to_owned())?;
         self.numbers.insert(name.to_owned(), number);
         Ok(number)
@@ -130,8 +130,8 @@ pub(in crate::model) fn open_shards<R>(
 ) -> Result<(R, ShardSet), Error> {
     let read_all = |open: &mut dyn FnMut((Location, String))| {
         let (numbers, list, headers, longest) = Default::default();
-        let (dir, is_bin) = (location.parent(), is_bin(location));
-        let mut names = ShardNames { open, dir, is_bin, numbers, list, headers, longest };
+        let (dir, suffix) = (location.parent(), ShardSuffix::of(location));
+        let mut names = ShardNames { open, dir, suffix, numbers, list, headers, longest };
         (read(&mut names), names.list)
     };
     let ((read, listed), opened) = threads::stream(read_all, |(location, name)| Shard::open(location, name, mode));
@@ -153,7 +153,7 @@ pub(in crate::model) fn open_shards<R>(
             Err(error) => {
                 let (path, name) = &listed[at];
                 let is_quoted = !error.quotes() || is_below(path, &location.parent());
-                let error = if is_quoted { error } else { error.hidden(path) };
+                let error = if is_quoted { error.without_hint() } else { error.hidden(path) };
                 mismatches.push(name, || format!("a shard is missing or broken: {error}"));
                 mismatches.broken += 1;
                 unopened.push(path.clone());
@@ -188,6 +188,11 @@ impl SetMismatches {
         self.found.push(|| SkippedEntry::new(name, reason()));
     }
 
+    /// As [`SetMismatches::push`], for what is shown all the same.
+    pub fn remark(&mut self, name: &str, reason: impl FnOnce() -> String) {
+        self.found.remark(|| SkippedEntry::shown(name, reason()));
+    }
+
     /// Fails with the first mismatch, unless the mode is lenient.
     fn check(&self, location: &Location, mode: ParseMode) -> Result<(), Error> {
         let [first, ..] = self.found.listed() else { return Ok(()) };
@@ -198,7 +203,7 @@ impl SetMismatches {
             0 => String::new(),
             more => format!(", and {more} more"),
         };
-        Err(Error::of_set(location, format!("{}{more} (--lenient mounts the rest)", first.reason)))
+        Err(Error::of_set(location, format!("{}{more}{LENIENT}", first.reason)))
     }
 
     /// Fails if there is a mismatch: it is the reason why no shard is left.
@@ -252,7 +257,8 @@ pub(super) fn keep_one_each(
                 continue;
             };
             dropped[at].insert(name.to_owned());
-            mismatches.push(name, || {
+            // The tensor is shown, as it is in the other shard.
+            mismatches.remark(name, || {
                 let stated = if home.is_some() { " as the index says" } else { "" };
                 let (kept, other) = (quote(&shards[*kept].name), quote(&shard.name));
                 format!("tensor {} is in {kept}{stated}, and also in {other}", quote(name))
@@ -272,24 +278,55 @@ pub(in crate::model) fn read_list(location: &Location, max: u64) -> Result<(Vec<
     }
     let mut text = vec![0; source.len() as usize];
     source.read_exact_at(&mut text, 0)?;
+    text.drain(..text.len() - without_mark(&text).len());
     Ok((text, source.stat()))
 }
 
-/// Whether the shards of the index or manifest at `location` are PyTorch checkpoints (`.bin`), not safetensors files.
-fn is_bin(location: &Location) -> bool {
-    location.file_name().to_string_lossy().contains(".bin.index")
+/// A text without the byte order mark that editors of Windows write before it.
+pub(super) fn without_mark(text: &[u8]) -> &[u8] {
+    text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
+}
+
+/// The kinds of files that the index or manifest at a location may name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ShardSuffix {
+    Safetensors,
+    Bin,
+    /// The name of the index does not tell.
+    Any,
+}
+
+impl ShardSuffix {
+    fn of(location: &Location) -> Self {
+        let name = location.file_name().to_string_lossy().to_ascii_lowercase();
+        match () {
+            () if name.contains(".bin.") => Self::Bin,
+            () if name.contains(".safetensors.") || name.contains("manifest") => Self::Safetensors,
+            () => Self::Any,
+        }
+    }
+
+    /// The suffix that a name should have, if it has another one.
+    fn missing(self, name: &str) -> Option<&'static str> {
+        let has = |suffix| strip_suffix(name.as_ref(), suffix).is_some();
+        let is_safetensors = has(".safetensors") || has(".sft");
+        match self {
+            Self::Bin if !has(".bin") => Some(".bin"),
+            Self::Safetensors if !is_safetensors => Some(".safetensors"),
+            Self::Any if !is_safetensors && !has(".bin") => Some(".safetensors"),
+            _ => None,
+        }
+    }
 }
 
 /// Accepts only names of .safetensors files inside the directory, or of .bin files.
-fn check_shards(name: &str, is_bin: bool) -> Result<(), String> {
+fn check_shards(name: &str, suffix: ShardSuffix) -> Result<(), String> {
     let why = if name.starts_with('/') {
         "is an absolute path"
     } else if name.split('/').any(|part| part == "..") {
         "leads out of the directory"
-    } else if is_bin && !name.ends_with(".bin") {
-        "is not a .bin file"
-    } else if !is_bin && !name.ends_with(".safetensors") {
-        "is not a .safetensors file"
+    } else if let Some(suffix) = suffix.missing(name) {
+        return Err(format!("refused: shard {} is not a {suffix} file", quote(name)));
     } else if name.len() > NAME_MAX {
         "has a name that is too long"
     } else {

@@ -7,8 +7,8 @@
 
 use super::set::{self, SEVERAL_FILES, SHARDS_MAX, SetMismatches, ShardSet};
 use crate::format::gguf::{self, SPLIT_NUMBER_KEY as NO, SPLIT_PREFIX};
-use crate::format::{Header, MetadataValue, ParseMode};
-use crate::model::error::Error;
+use crate::format::{Header, MetadataValue, ParseMode, strip_suffix};
+use crate::model::error::{Error, LENIENT};
 use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind, Shard};
 use crate::source::{self, Location};
 use crate::text::quote;
@@ -16,7 +16,7 @@ use crate::units::plural;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-const SUFFIX: &[u8] = b".gguf";
+const SUFFIX: &str = ".gguf";
 
 /// Minimum number of digits of a number in a file name.
 const DIGITS: usize = 5;
@@ -34,14 +34,18 @@ pub(in crate::model) struct SplitName<'n> {
     /// Counts from 1.
     number: usize,
     count: usize,
+    /// `.gguf`, possibly in upper case.
+    suffix: &'n [u8],
 }
 
 impl<'n> SplitName<'n> {
     /// Parses a file name. `None` if it is not that of a split. The number may exceed the number of splits.
     pub fn parse(name: &'n OsStr) -> Option<Self> {
-        let (rest, count) = last_number(name.as_bytes().strip_suffix(SUFFIX)?)?;
+        let stem = strip_suffix(name, SUFFIX)?.as_bytes();
+        let suffix = &name.as_bytes()[stem.len()..];
+        let (rest, count) = last_number(stem)?;
         let (prefix, number) = last_number(rest.strip_suffix(b"-of")?)?;
-        (!prefix.is_empty() && count > 0).then_some(Self { prefix, number, count })
+        (!prefix.is_empty() && count > 0).then_some(Self { prefix, number, count, suffix })
     }
 
     pub fn stem(&self) -> OsString {
@@ -59,10 +63,10 @@ impl<'n> SplitName<'n> {
 
     /// The file names of all splits, in their order, at most as many as a model may have.
     fn names(&self) -> impl Iterator<Item = OsString> {
-        let Self { prefix, count, .. } = *self;
+        let Self { prefix, count, suffix, .. } = *self;
         (1..=count.min(SHARDS_MAX)).map(move |number| {
             let end = format!("-{number:0DIGITS$}-of-{count:0DIGITS$}");
-            OsString::from_vec([prefix, end.as_bytes(), SUFFIX].concat())
+            OsString::from_vec([prefix, end.as_bytes(), suffix].concat())
         })
     }
 }
@@ -112,7 +116,7 @@ pub(in crate::model) fn open_splits(location: &Location, mode: ParseMode) -> Res
     if !split.is_in_range() {
         let refused = format!("its name says split {number} of {count}, but splits are numbered from 1 to {count}");
         if mode != ParseMode::Lenient {
-            return Err(Error::of_set(location, refused));
+            return Err(Error::of_set(location, format!("{refused}{LENIENT}")));
         }
         let mut model = open_alone(location, mode)?;
         model.facts.remarks.push(format!("{refused}; only its own tensors are shown"));
@@ -141,7 +145,7 @@ pub(in crate::model) fn open_splits(location: &Location, mode: ParseMode) -> Res
         let missing = locations.iter().filter(|(location, _)| !source::exists(location));
         let missing: Vec<&str> = missing.map(|(_, name)| &name[..]).collect();
         if !missing.is_empty() {
-            return Err(Error::of_set(location, missing_splits(&missing, count)));
+            return Err(Error::of_set(location, missing_files(&missing, count, "splits")));
         }
     }
     let ((), ShardSet { mut shards, mut unopened, mut mismatches, .. }) = set::open_shards(location, mode, |names| {
@@ -172,15 +176,16 @@ pub(in crate::model) fn open_splits(location: &Location, mode: ParseMode) -> Res
     Ok(model)
 }
 
-fn missing_splits(names: &[&str], count: usize) -> String {
+/// The message about files that are missing from a model of `count` files, which are `splits` or `shards`.
+pub(super) fn missing_files<N: AsRef<str>>(names: &[N], count: usize, files: &str) -> String {
     const SHOWN: usize = 8;
-    let shown: Vec<_> = names.iter().take(SHOWN).map(|name| quote(name)).collect();
+    let shown: Vec<_> = names.iter().take(SHOWN).map(|name| quote(name.as_ref())).collect();
     let more = match names.len().saturating_sub(SHOWN) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
     let (missing, are, shown) = (names.len(), if names.len() == 1 { "is" } else { "are" }, shown.join(", "));
-    format!("{missing} of the {count} splits of the model {are} missing: {shown}{more} (--lenient mounts the rest)")
+    format!("{missing} of the {count} {files} of the model {are} missing: {shown}{more}{LENIENT}")
 }
 
 /// Opens a file as a model of its own, even if it is a split of one.
@@ -248,15 +253,16 @@ fn audit_keys(count: usize, shards: &[Shard], mismatches: &mut SetMismatches) {
                 },
                 SplitValue::Absent | SplitValue::Number(_) => continue,
             };
-            mismatches.push(name, || format!("split {}: {reason}", quote(name)));
+            mismatches.remark(name, || format!("split {}: {reason}", quote(name)));
         }
     }
     // If tensors are missing because of another fault, that is reported already.
-    let is_whole = shards.len() == count && shards.iter().all(|shard| shard.header.skipped.total() == 0);
+    let is_whole = shards.len() == count && shards.iter().all(|shard| shard.header.skipped.left_out() == 0);
     let found: usize = shards.iter().map(|shard| shard.header.len()).sum();
     if let Some((total, name)) = total.filter(|(total, _)| is_whole && *total != found as i128) {
-        mismatches
-            .push(name, || format!("split {}: {TENSORS} is {total}, but the splits have {found} tensors", quote(name)));
+        mismatches.remark(name, || {
+            format!("split {}: {TENSORS} is {total}, but the splits have {found} tensors", quote(name))
+        });
     }
 }
 
@@ -274,6 +280,7 @@ mod tests {
             ("a-00001-of-00003.gguf", Some(("a", 1, 3))),
             ("a-b-00002-of-00002-00003-of-00003.gguf", Some(("a-b-00002-of-00002", 3, 3))),
             ("a-00004-of-00003.gguf", Some(("a", 4, 3))),
+            ("a-00002-of-00003.GGUF", Some(("a", 2, 3))),
             ("a-00000-of-00003.gguf", Some(("a", 0, 3))),
             ("a-100000-of-100000.gguf", Some(("a", 100_000, 100_000))),
             ("a-00001-of-00000.gguf", None),

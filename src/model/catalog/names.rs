@@ -2,7 +2,7 @@
 //! are not UTF-8 are escaped.
 
 use super::{FolderItem, NamedItem};
-use crate::model::stem::{is_model, model_stem};
+use crate::model::stem::model_stem;
 use crate::model::unused::UsedNames;
 use crate::name::harmless;
 use crate::source::ListedEntry;
@@ -24,14 +24,13 @@ const ERROR_STEM_MAX: usize = 230;
 impl FolderNames {
     /// For a folder whose items are not files of one directory.
     pub fn empty() -> Self {
-        Self::new(&[], &HashSet::new())
+        Self::new(&[], |_| false)
     }
 
-    /// `later_splits` are the indices of entries that get no name.
-    pub fn new(entries: &[ListedEntry], later_splits: &HashSet<usize>) -> Self {
+    /// `is_model` tells which entries are named as models.
+    pub fn new(entries: &[ListedEntry], is_model: impl Fn(&ListedEntry) -> bool) -> Self {
         let mut stems = HashSet::new();
-        let named = entries.iter().enumerate().filter(|(at, _)| !later_splits.contains(at)).map(|(_, entry)| entry);
-        let models = named.filter(|entry| is_model(&entry.name)).filter_map(|entry| stem_of(&entry.name));
+        let models = entries.iter().filter(|entry| is_model(entry)).filter_map(|entry| stem_of(&entry.name));
         let repeated = models.filter(|stem| !stems.insert(stem.clone())).collect();
         Self { unused: UsedNames::new(entries.iter().map(|entry| entry.name.clone())), repeated }
     }

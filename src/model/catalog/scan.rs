@@ -6,6 +6,7 @@ use super::names::FolderNames;
 use super::{Catalog, CatalogFolder, FolderItem, FoundModel, NamedItem};
 use crate::format::{self, ParseMode};
 use crate::model::access::NOBODY;
+use crate::model::assemble::numbered::NumberedName;
 use crate::model::assemble::split::SplitName;
 use crate::model::assemble::{self, dataset, index, ollama};
 use crate::model::error::Error;
@@ -13,7 +14,8 @@ use crate::model::ids::{FolderId, ModelId};
 use crate::model::recognise;
 use crate::model::stem::is_model;
 use crate::source::{self, Directories, FileId, ListedEntry, ListedKind, Location, SourceStat};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -24,6 +26,12 @@ const ENTRIES_MAX: usize = 1_000_000;
 const BEHIND_LINK_MAX: usize = 100_000;
 
 const DEPTH_MAX: usize = 64;
+
+/// Maximum number of files of this machine that are read to find out what they are. Names decide about the others.
+const READ_MAX: usize = 10_000;
+
+/// As [`READ_MAX`], of files on servers.
+const FETCHED_MAX: usize = 64;
 
 impl Catalog {
     /// Scans the directory at `location`. Its models will be opened in `mode`.
@@ -52,6 +60,8 @@ pub(super) struct CatalogScan {
     /// Files that an index names, and all but the first split of a model, numbered in the order in which they were
     /// found. They are shards of a model, not models.
     claimed: HashMap<Location, usize>,
+    /// Number of files that were read to find out what they are.
+    read: usize,
     /// The directories scanned so far, numbered in this order. A symlink may lead to one of them again.
     shown: HashMap<FileId, usize>,
 }
@@ -70,7 +80,7 @@ impl CatalogScan {
         let (top, dirs) = (top.clone(), Directories::default());
         let catalog = Catalog { mode, top, folders, models, links, copies, unreadable, dirs, reads, bytes: 0 };
         let (claimed, shown) = Default::default();
-        Self { catalog, seen: 0, limit: ENTRIES_MAX, depth: 0, claimed, shown }
+        Self { catalog, seen: 0, limit: ENTRIES_MAX, depth: 0, claimed, read: 0, shown }
     }
 
     pub fn folder(&mut self, location: &Location, parent: FolderId, stat: SourceStat, device: u64) -> FolderId {
@@ -204,9 +214,9 @@ impl CatalogScan {
         folder: FolderId,
         entries: &[ListedEntry],
     ) -> Result<Vec<NamedItem>, TooMany> {
-        let listing = ModelListing::new(entries);
-        self.claim_shards(dir, &listing);
-        let mut names = FolderNames::new(entries, &listing.later_splits);
+        let listing = ModelListing::new(entries, self.plain_files(dir, entries), self.json_indices(dir, entries));
+        let numbered = self.claim_shards(dir, &listing);
+        let mut names = FolderNames::new(entries, |entry| listing.is_model(entry) && !listing.is_later_split(entry));
         let mut listed = Vec::new();
         let is_store = ollama::is_store(entries);
         // Symlinks come last, so that their targets are shown at their real paths.
@@ -221,7 +231,7 @@ impl CatalogScan {
                 self.add_bytes(entry.len);
             }
             let is_claimed = self.claimed.contains_key(&location);
-            let is_model = is_model(&entry.name) && !is_second;
+            let is_model = listing.is_model(entry) && !is_second;
             if entry.is_link && !is_dir && (is_model || is_claimed) {
                 self.catalog.dirs.add_paths(dir, [&location]);
             }
@@ -242,6 +252,11 @@ impl CatalogScan {
             };
             listed.push(names.item(name, item));
         }
+        for NumberedShards { pattern, device } in numbered {
+            let item = self.model(dir.join(&pattern), device, folder);
+            let name = names.of_model(pattern);
+            listed.push(names.item(name, item));
+        }
         if is_store {
             listed.extend(self.store(dir, folder, &mut names)?);
         }
@@ -255,8 +270,48 @@ impl CatalogScan {
         Ok(listed)
     }
 
+    /// The files that have only the suffix of a model, by their indices. The first bytes of files are read whose suffix
+    /// many programs use.
+    fn plain_files(&mut self, dir: &Location, entries: &[ListedEntry]) -> HashSet<usize> {
+        let is_shared = |entry: &ListedEntry| {
+            entry.kind == ListedKind::File
+                && format::format_stem(&entry.name).is_some()
+                && format::is_shared_suffix(&entry.name)
+                && NumberedName::parse(&entry.name).is_none()
+        };
+        let shared = entries.iter().enumerate().filter(|(_, entry)| is_shared(entry));
+        shared.filter(|(_, entry)| self.may_read(dir) && is_plain(&dir.join(&entry.name))).map(|(at, _)| at).collect()
+    }
+
+    /// The JSON files whose names are not those of indices and that have a `weight_map`, by their positions. Only those
+    /// beside models are read, and on servers only those whose names suggest it.
+    fn json_indices(&mut self, dir: &Location, entries: &[ListedEntry]) -> HashSet<usize> {
+        if !entries.iter().any(|entry| entry.kind == ListedKind::File && format::format_stem(&entry.name).is_some()) {
+            return HashSet::new();
+        }
+        let is_remote = dir.path().is_none();
+        let is_json = |entry: &ListedEntry| {
+            entry.kind == ListedKind::File
+                && index::index_stem(&entry.name).is_none()
+                && index::json_stem(&entry.name).is_some()
+                && (!is_remote || entry.name.to_string_lossy().to_ascii_lowercase().ends_with(".index.json"))
+        };
+        let json = entries.iter().enumerate().filter(|(_, entry)| is_json(entry));
+        json.filter(|(_, entry)| self.may_read(dir) && index::has_weight_map(&dir.join(&entry.name)))
+            .map(|(at, _)| at)
+            .collect()
+    }
+
+    /// Whether one more file of a directory may be read to find out what it is.
+    fn may_read(&mut self, dir: &Location) -> bool {
+        let most = if dir.path().is_some() { READ_MAX } else { FETCHED_MAX };
+        self.read += 1;
+        self.read <= most
+    }
+
     /// Claims the shards of the models in a directory, and lists the files that are there in another format too.
-    fn claim_shards(&mut self, dir: &Location, listing: &ModelListing) {
+    /// Returns the models whose shards no index names.
+    fn claim_shards(&mut self, dir: &Location, listing: &ModelListing) -> Vec<NumberedShards> {
         let copies: Vec<Location> = listing.copies().map(|entry| dir.join(&entry.name)).collect();
         let shards: HashSet<Location> = copies.iter().flat_map(|copy| assemble::known_files(copy).others).collect();
         self.catalog.copies.extend(copies.into_iter().filter(|copy| !shards.contains(copy)));
@@ -267,7 +322,7 @@ impl CatalogScan {
                 self.catalog.reads.push(split);
             }
             // An index claims no files outside of its directory. A damaged one is a broken model, and claims no files.
-            if index::index_stem(&entry.name).is_some() && !listing.is_second(entry) {
+            if listing.is_index(at) && !listing.is_second(entry) {
                 let main = dir.join(&entry.name);
                 let mut shards = self.read_shards(dir, &main);
                 if shards.is_empty() && index::is_unreadable(&main) {
@@ -278,6 +333,29 @@ impl CatalogScan {
                 shards.into_iter().for_each(|shard| _ = self.claim(shard));
             }
         }
+        self.claim_numbered(dir, listing)
+    }
+
+    /// Claims the shards that no index names and that have numbers in their names.
+    fn claim_numbered(&mut self, dir: &Location, listing: &ModelListing) -> Vec<NumberedShards> {
+        let mut found: BTreeMap<OsString, Vec<&ListedEntry>> = BTreeMap::new();
+        for entry in listing.models().filter(|entry| !listing.is_second(entry)) {
+            if let Some(name) = NumberedName::parse(&entry.name) {
+                found.entry(name.pattern()).or_default().push(entry);
+            }
+        }
+        let mut numbered = Vec::new();
+        for (pattern, entries) in found {
+            let shards: Vec<Location> = entries.iter().map(|entry| dir.join(&entry.name)).collect();
+            // If an index names some of them, the others are models of their own.
+            if !shards.iter().any(|shard| self.claimed.contains_key(shard)) {
+                self.catalog.dirs.add_paths(dir, &shards);
+                self.catalog.reads.extend(shards.iter().cloned());
+                shards.into_iter().for_each(|shard| _ = self.claim(shard));
+                numbered.push(NumberedShards { pattern, device: entries.first().map_or(0, |entry| entry.device) });
+            }
+        }
+        numbered
     }
 
     /// Adds the shards that the index or manifest at `main` names to the files that may be read, and returns them.
@@ -299,31 +377,68 @@ pub(super) fn listing_fault(dir: &Location, error: source::Error) -> String {
     }
 }
 
+/// Whether a file that has the suffix of a model is none.
+fn is_plain(location: &Location) -> bool {
+    let Ok(source) = source::open_local(location) else { return false };
+    let mut prefix = vec![0; source.len().min(format::SNIFFED_PREFIX) as usize];
+    source.read_exact_at(&mut prefix, 0).is_ok() && !format::may_be_model(&prefix)
+}
+
+/// A model whose shards no index names.
+struct NumberedShards {
+    /// The file name of its location.
+    pattern: OsString,
+    /// The number of the device or file system of its first shard.
+    device: u64,
+}
+
 /// The entries of a directory, and which of them are parts of other models.
 struct ModelListing<'e> {
     /// Sorted by name.
     entries: &'e [ListedEntry],
     /// The indices of the splits that are not the first file of their model.
     later_splits: HashSet<usize>,
+    /// The indices of the files that have only the suffix of a model.
+    plain: HashSet<usize>,
+    /// The positions of the indices that only their content tells.
+    json: HashSet<usize>,
     /// Whether there are other models than arrays and copies.
     has_main: bool,
 }
 
 impl<'e> ModelListing<'e> {
-    fn new(entries: &'e [ListedEntry]) -> Self {
+    fn new(entries: &'e [ListedEntry], plain: HashSet<usize>, json: HashSet<usize>) -> Self {
         let splits = entries.iter().enumerate().filter(|(_, entry)| entry.kind == ListedKind::File);
         let splits = splits.filter_map(|(at, entry)| Some((at, SplitName::parse(&entry.name)?)));
         let mut models = HashSet::new();
         // Entries are sorted by name. The numbers of the splits of a model have the same number of digits.
         let later = splits.filter(|(_, split)| split.is_in_range() && !models.insert(split.model()));
         let later_splits = later.map(|(at, _)| at).collect();
-        let listing = Self { entries, later_splits, has_main: false };
+        let listing = Self { entries, later_splits, plain, json, has_main: false };
         let has_main = listing.models().any(|entry| !format::is_secondary(&entry.name) && !listing.is_copy(entry));
         Self { has_main, ..listing }
     }
 
+    fn position(&self, entry: &ListedEntry) -> Option<usize> {
+        self.entries.binary_search_by(|other| other.name.cmp(&entry.name)).ok()
+    }
+
+    /// Whether a file is a model, or should be one.
+    fn is_model(&self, entry: &ListedEntry) -> bool {
+        let has = |files: &HashSet<usize>| self.position(entry).is_some_and(|at| files.contains(&at));
+        is_model(&entry.name) && !has(&self.plain) || has(&self.json)
+    }
+
+    fn is_index(&self, at: usize) -> bool {
+        index::index_stem(&self.entries[at].name).is_some() || self.json.contains(&at)
+    }
+
+    fn is_later_split(&self, entry: &ListedEntry) -> bool {
+        self.position(entry).is_some_and(|at| self.later_splits.contains(&at))
+    }
+
     fn models(&self) -> impl Iterator<Item = &'e ListedEntry> {
-        self.entries.iter().filter(|entry| entry.kind == ListedKind::File && is_model(&entry.name))
+        self.entries.iter().filter(|entry| entry.kind == ListedKind::File && self.is_model(entry))
     }
 
     fn copies(&self) -> impl Iterator<Item = &'e ListedEntry> {

@@ -100,7 +100,7 @@ fn join(
     let repeated = others.len() + others.chunk_by(|a, b| a.0 == b.0).count();
     if repeated * 2 < stored.len() || repeated == 0 {
         for (first, second) in others {
-            mismatches.push(model.name(first), || {
+            mismatches.remark(model.name(first), || {
                 let [first, second] = [first, second].map(|id| quote(&model.shard(model.shard_of(id)).name));
                 format!("it is in {first} and in {second}; the second is in shards/ only")
             });
