@@ -24,6 +24,9 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+/// The metadata key without which transformers and accelerate refuse a safetensors file that has metadata.
+const FORMAT_KEY: &str = "format";
+
 /// Default alignment of the data, in bytes.
 const PAGE: u64 = 4096;
 
@@ -304,6 +307,9 @@ impl ExportEntries {
             true => gguf::texts(&self.model),
             false => stored_metadata(&self.model, runs.map(|runs| (runs, self.data_len))),
         };
+        if self.model.format() != SAFETENSORS {
+            pairs.insert(FORMAT_KEY, "pt".into());
+        }
         if self.conversion.is_some_and(|conversion| conversion.dequantized) {
             // With this key, ComfyUI would dequantize the weights again.
             pairs.remove(COMFY_METADATA);

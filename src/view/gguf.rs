@@ -70,11 +70,10 @@ impl TextPieces for TensorInfos {
 }
 
 /// The metadata for a safetensors file, which has only strings. The tokenizer, long arrays, and keys that describe the
-/// layout or the quantization of the GGUF file are left out. The key `format` is added, because readers of safetensors
-/// files such as transformers require it.
+/// layout or the quantization of the GGUF file are left out.
 pub fn texts(model: &Model) -> BTreeMap<&str, Cow<'_, str>> {
     let kept = model.metadata().iter().filter(|(key, value)| !is_left_out(key, value));
-    kept.map(|(key, value)| (&key[..], text_value(value))).chain([("format", "pt".into())]).collect()
+    kept.map(|(key, value)| (&key[..], text_value(value))).collect()
 }
 
 fn is_left_out(key: &str, value: &MetadataValue) -> bool {
@@ -92,9 +91,8 @@ fn text_value(value: &MetadataValue) -> Cow<'_, str> {
     }
 }
 
-/// Keys that are left out: those that describe the layout or the quantization of a GGUF file, and `format`, which is
-/// replaced.
-const LAYOUT: [&str; 4] = [ALIGNMENT_KEY, "general.file_type", "general.quantization_version", "format"];
+/// Keys that are left out: those that describe the layout or the quantization of a GGUF file.
+const LAYOUT: [&str; 3] = [ALIGNMENT_KEY, "general.file_type", "general.quantization_version"];
 
 /// Length of the longest array, as text, that is kept as metadata of a safetensors file, in bytes.
 const ARRAY_MAX: usize = 4 << 10;

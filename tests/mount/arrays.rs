@@ -69,14 +69,14 @@ fn commands_read_arrays() {
     let said = scene.sh("weightfs export --force arrays/dtype-U3.npy out.safetensors");
     assert!(said.code == 1 && said.err.contains("tensor \"arr_0\": the values of \"<U3\" are not known"), "{said:?}");
     for name in ["both-f8.npy", "streamed.npz"] {
-        scene.ok(&format!("weightfs export --force arrays/{name} {name}.safetensors"));
+        scene.ok(&format!("weightfs export --clean --force arrays/{name} {name}.safetensors"));
         let said = scene.ok(&format!("weightfs diff --data arrays/{name} {name}.safetensors"));
         assert!(said.contains("\ndata: 0 different, "), "{said}");
     }
     assert!(scene.ok("weightfs check --values both-f8.npy.safetensors arrays/streamed.npz").contains("OK"));
     let said = scene.ok("weightfs check --values arrays/both-f8.npy");
     assert!(said.contains("all values finite"), "{said}");
-    scene.ok("weightfs export --force arrays/dtype-f4.npy out.safetensors");
+    scene.ok("weightfs export --clean --force arrays/dtype-f4.npy out.safetensors");
     assert!(
         scene
             .ok("weightfs diff --data arrays/dtype-f4.npy out.safetensors")
