@@ -10,5 +10,5 @@ mod tree;
 
 pub use globals::{GlobalDanger, global_danger, is_listed};
 pub use machine::load_pickle;
-pub use ndarray::describe_ndarray;
+pub use ndarray::{describe_ndarray, is_ndarray};
 pub use tree::{PickleObject, PickleTree, PickleValue};

@@ -41,6 +41,14 @@ pub fn describe_ndarray(tree: &PickleTree, object: &PickleObject) -> Option<(Sca
     }
 }
 
+/// Whether a value is an array, whose elements are in the pickle.
+pub fn is_ndarray(tree: &PickleTree, value: PickleValue) -> bool {
+    let Some(object) = tree.object(value) else { return false };
+    let builds =
+        |(module, name): (&str, &str)| MODULES.contains(&module) && ["_reconstruct", "_frombuffer"].contains(&name);
+    tree.global(object.class).is_some_and(builds) && describe_ndarray(tree, object).is_some()
+}
+
 fn array(tree: &PickleTree, (module, name): (&str, &str), of: PickleValue, shape: PickleValue) -> Option<String> {
     let dtype = dtype(tree, tree.object(of)?)?;
     let dim = |dim: &PickleValue| if let PickleValue::Int(dim) = dim { u64::try_from(*dim).ok() } else { None };

@@ -14,12 +14,19 @@ use crate::text::quote;
 use std::collections::{BTreeSet, HashSet};
 
 /// Reports everything in a sound file that readers accept, but that users should know.
-pub fn lint_pytorch(_: &Header, input: &HeaderInput, found: &mut dyn FnMut(HeaderLint)) -> Result<(), MissingRange> {
-    match lint_archive(input, found) {
-        Err(Error::Missing(missing)) => Err(missing),
-        // The file was parsed before, so that there is no other error.
-        _ => Ok(()),
+pub fn lint_pytorch(
+    header: &Header,
+    input: &HeaderInput,
+    found: &mut dyn FnMut(HeaderLint),
+) -> Result<(), MissingRange> {
+    if let Err(Error::Missing(missing)) = lint_archive(input, found) {
+        return Err(missing);
     }
+    // The file was parsed before, so that there is no other error.
+    for skipped in header.skipped.listed() {
+        found(HeaderLint::new(CheckRule::LeftOut, Some(&skipped.name), skipped.to_string()));
+    }
+    Ok(())
 }
 
 const UNKNOWN_CALL: &str = "is not known to be harmless and may run code when Python loads the file; weightfs does not run \

@@ -9,13 +9,13 @@
 use super::archive::{TorchArchive, TorchStorages};
 use super::dtype::{self, F4_PAIR, TorchDtype};
 use super::rebuild::{PickledTensor, rebuild_tensor};
-use super::value::{CONVERTED, NO_STORAGE, ValueKind, builder, container, value_kind};
+use super::value::{CONVERTED, FROM_NDARRAY, NO_STORAGE, ValueKind, WRAPPER, builder, container, value_kind};
 use super::{DUPLICATE, NAME, STATE_DICT, UNNAMED, checkpoint_error};
 use crate::format::error::Error;
 use crate::format::header::{Header, HeaderBuilder, ParseMode};
 use crate::format::input::HeaderInput;
 use crate::format::metadata::{MetadataValue, ScalarType, push_line};
-use crate::format::pickle::{PickleObject, PickleTree, PickleValue};
+use crate::format::pickle::{PickleObject, PickleTree, PickleValue, is_ndarray};
 use crate::format::tensors::c_strides;
 use crate::format::zip::ZipDirectory;
 use crate::text::quote;
@@ -38,6 +38,12 @@ const ENTRY: usize = 128;
 
 /// Maximum number of bytes that are shown of a text in a key that is a tuple.
 const KEY_PART_MAX: usize = 1024;
+
+/// Why an array of NumPy is left out.
+const IN_PICKLE: &str = "an array of NumPy, whose elements are in the pickle (save it as a tensor: torch.from_numpy)";
+
+/// Why an object that wraps tensors is left out.
+const NO_ATTRIBUTES: &str = "an object of a subclass of Tensor, in whose attributes no tensor is";
 
 pub struct PickleLowering<'a> {
     tree: &'a PickleTree<'a>,
@@ -171,8 +177,21 @@ impl<'a> PickleLowering<'a> {
             ValueKind::Dict(items) => self.items(items.items(), depth),
             ValueKind::List(values) => self.list(values, depth),
             ValueKind::Object(object) => self.object(object, depth),
-            ValueKind::Scalar(scalar, text) => self.metadata(MetadataValue::scalar(scalar, text)),
+            ValueKind::Scalar(scalar, text) => {
+                if is_ndarray(self.tree, value) {
+                    self.leave_out(&format!("{text}, {IN_PICKLE}"))?;
+                }
+                self.metadata(MetadataValue::scalar(scalar, text))
+            }
         }
+    }
+
+    /// Reports a tensor that cannot be shown although the file is sound.
+    fn leave_out(&mut self, reason: &str) -> Result<(), Error> {
+        self.count(self.path.len() + ENTRY + reason.len())?;
+        let name = if self.path.is_empty() { UNNAMED } else { &self.path };
+        self.builder.skip(name, || reason.to_owned());
+        Ok(())
     }
 
     fn items(&mut self, items: impl Iterator<Item = (PickleValue, PickleValue)>, depth: usize) -> Result<(), Error> {
@@ -280,6 +299,9 @@ impl<'a> PickleLowering<'a> {
         let mut lines = Vec::new();
         for value in values {
             let ValueKind::Scalar(scalar, text) = self.kind(*value) else { return Ok(None) };
+            if is_ndarray(self.tree, *value) {
+                return Ok(None);
+            }
             found = Some(match found {
                 None => scalar,
                 Some(other) if other == scalar => scalar,
@@ -369,7 +391,7 @@ impl<'a> PickleLowering<'a> {
     }
 
     fn tensor(&mut self, function: &str, args: &[PickleValue], depth: usize) -> Result<(), Error> {
-        let (mut function, mut args, mut converted) = (function, args, None);
+        let (mut function, mut args, mut converted, mut state) = (function, args, None, None);
         for _ in 0..WRAPPERS_MAX {
             let inner = match (function, args) {
                 ("_rebuild_parameter" | "_rebuild_parameter_with_state" | "Parameter", [inner, ..]) => {
@@ -379,7 +401,8 @@ impl<'a> PickleLowering<'a> {
                     converted = Some(*dtype);
                     self.kind(*inner)
                 }
-                ("_rebuild_from_type_v2", [inner, _, inner_args, ..]) => {
+                ("_rebuild_from_type_v2", [inner, _, inner_args, rest @ ..]) => {
+                    state = rest.first().copied();
                     let Some((module, name)) = self.tree.global(*inner) else { break };
                     let Some(function) = builder(module, name) else { break };
                     ValueKind::Tensor { function, args: self.tree.elements(*inner_args) }
@@ -392,13 +415,20 @@ impl<'a> PickleLowering<'a> {
         match (function, args) {
             ("_rebuild_sparse_tensor", [layout, parts, ..]) => return self.sparse(*layout, *parts, depth),
             // It has no data in a storage of the file.
-            _ if NO_STORAGE.contains(&function) => return self.builder_name(function),
+            (WRAPPER, _) => return self.wrapper(state, depth),
+            _ if NO_STORAGE.contains(&function) => {
+                if function == FROM_NDARRAY {
+                    self.leave_out(IN_PICKLE)?;
+                }
+                return self.builder_name(function);
+            }
             _ => {}
         }
         let is_lenient = self.builder.mode() == ParseMode::Lenient;
         match rebuild_tensor(self.tree, self.storages, function, args) {
             // Torch would convert the values.
             Ok(tensor) if converted.is_some_and(|dtype| self.dtype(dtype) != Some(tensor.dtype)) => {
+                self.leave_out("torch converts it to another dtype when it loads it")?;
                 return self.builder_name(CONVERTED);
             }
             Ok(tensor) => {
@@ -417,6 +447,28 @@ impl<'a> PickleLowering<'a> {
                     return Err(Error::Tensor { name: name.to_owned(), fault });
                 }
                 self.builder.skip(name, || fault);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the tensors that an object wraps, such as the codes and the scales of a quantized weight, or the part of
+    /// one process. They are in its attributes.
+    fn wrapper(&mut self, state: Option<PickleValue>, depth: usize) -> Result<(), Error> {
+        self.builder_name(WRAPPER)?;
+        let Some(state) = state else { return self.leave_out(NO_ATTRIBUTES) };
+        if !self.holds_tensor(state, depth + 1)? {
+            self.leave_out(NO_ATTRIBUTES)?;
+        }
+        let single = [state];
+        // A state of slots is a tuple of a dict and a dict.
+        let states = match state {
+            PickleValue::Tuple(_) => self.tree.elements(state),
+            _ => &single,
+        };
+        for (at, state) in states.iter().enumerate() {
+            if container(*state).is_some() {
+                self.part(("state", at), |lowering| lowering.walk(*state, depth + 1))?;
             }
         }
         Ok(())

@@ -367,6 +367,27 @@ fn arrays_of_numpy_are_named_and_its_scalars_are_read() {
         ("u8", "18446744073709551615"),
     ];
     assert_eq!(found, expected);
+    let skipped: Vec<_> = header.skipped.listed().iter().map(|skipped| &skipped.name[..]).collect();
+    assert_eq!(skipped, ["array"]);
+}
+
+#[test]
+fn tensors_inside_an_object_of_a_subclass_are_shown() {
+    let wrapper = |pickle: Pickle| {
+        pickle.raw(
+            b"ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_wrapper_subclass\ncmy\nQuantized\n)}(",
+        )
+    };
+    let pickle = wrapper(Pickle::new().raw(b"}(").text("q.weight"));
+    let pickle = pickle.text("qdata").tensor("FloatStorage", "0", 12, 0, &[2], &[1]);
+    let pickle = pickle.text("scale").tensor("FloatStorage", "0", 12, 2, &[1], &[1]).raw(b"utR");
+    let pickle = wrapper(pickle.text("empty")).text("axis").raw(b"K\x01utRu");
+    let header = read(&file(pickle.end()), ParseMode::Strict).unwrap();
+    let tensors: Vec<_> = header.tensors().map(|tensor| (tensor.name, tensor.nbytes())).collect();
+    assert_eq!(tensors, [("q.weight.qdata", 8), ("q.weight.scale", 4)]);
+    let skipped: Vec<_> = header.skipped.listed().iter().map(|skipped| &skipped.name[..]).collect();
+    assert_eq!(skipped, ["empty"]);
+    assert_eq!(header.value_text("q.weight"), "<torch._utils._rebuild_wrapper_subclass>");
 }
 
 #[test]

@@ -149,8 +149,12 @@ fn object_kind<'t>(tree: &'t PickleTree, object: &'t PickleObject) -> ValueKind<
 pub const CONVERTED: &str = "_rebuild_device_tensor_from_cpu_tensor";
 
 /// Functions whose tensors have no data in a storage.
-pub const NO_STORAGE: [&str; 3] =
-    ["_rebuild_device_tensor_from_numpy", "_rebuild_meta_tensor_no_storage", "_rebuild_wrapper_subclass"];
+pub const NO_STORAGE: [&str; 3] = [FROM_NDARRAY, "_rebuild_meta_tensor_no_storage", WRAPPER];
+
+pub const FROM_NDARRAY: &str = "_rebuild_device_tensor_from_numpy";
+
+/// A function that builds an object of a subclass of Tensor, whose attributes are the tensors that have the data.
+pub const WRAPPER: &str = "_rebuild_wrapper_subclass";
 
 /// The function with that name, if it builds a tensor.
 pub fn builder(module: &str, name: &str) -> Option<&'static str> {
