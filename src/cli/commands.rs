@@ -14,6 +14,7 @@ use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+use weightfs::format;
 
 /// A command and its arguments.
 #[derive(Subcommand, Debug, PartialEq)]
@@ -102,6 +103,7 @@ impl Command {
             Self::Cat(args) if args.paths.len() > 1 && (args.offset.is_some() || args.length.is_some()) => {
                 Some("--offset and --length are for a single PATH")
             }
+            Self::Mount(args) if args.mountpoint.as_deref().is_some_and(is_model_file) => Some(SEVERAL_SOURCES),
             _ => None,
         }
     }
@@ -110,6 +112,15 @@ impl Command {
     pub(super) fn failure(&self) -> u8 {
         if matches!(self, Self::Check(_) | Self::Diff(_)) { 2 } else { 1 }
     }
+}
+
+/// The remedy for a mount of several files.
+pub const SEVERAL_SOURCES: &str =
+    "a mount has one SOURCE; name the index of the model, or the directory that holds its files";
+
+/// Whether a mount point is a file with the suffix of a model: the shell has expanded `model-*.safetensors`.
+fn is_model_file(path: &Path) -> bool {
+    path.is_file() && path.file_name().is_some_and(|name| format::format_stem(name).is_some())
 }
 
 #[derive(Args, Debug, PartialEq)]

@@ -138,7 +138,11 @@ pub fn read_arguments(mut args: Vec<OsString>, helper: bool, from_mount: bool) -
         args = helper_args(args).map_err(NoCommand::Usage)?;
     }
     let args = insert_mount(expand_options(args, from_mount).map_err(NoCommand::Usage)?);
-    let matches = definition().try_get_matches_from(args).map_err(clap_error)?;
+    let several = several_sources(&args);
+    let matches = definition().try_get_matches_from(args).map_err(|error| match several {
+        Some(several) if error.kind() == ErrorKind::UnknownArgument => NoCommand::Usage(several),
+        _ => clap_error(error),
+    })?;
     if let Some(url) = url_for_path(&matches) {
         let message = format!("{url}: a path is needed here; only sources can be URLs");
         return Err(NoCommand::Usage(source::without_secrets(&message)));
@@ -151,6 +155,13 @@ pub fn read_arguments(mut args: Vec<OsString>, helper: bool, from_mount: bool) -
         Some(mistake) => Err(NoCommand::Usage(mistake.into())),
         None => Ok(command),
     }
+}
+
+/// The error for a mount of several files, such as `model-*.safetensors`, which the shell expands.
+fn several_sources(args: &[OsString]) -> Option<String> {
+    let [_, command, words @ ..] = args else { return None };
+    let files = words.iter().filter(|word| Path::new(word).is_file()).count();
+    (command == "mount" && files > 1).then(|| format!("{files} files: {SEVERAL_SOURCES}"))
 }
 
 fn clap_error(error: clap::Error) -> NoCommand {

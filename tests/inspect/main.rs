@@ -10,5 +10,6 @@ mod identity;
 mod inspect;
 mod ls;
 mod pipes;
+mod published;
 mod quantized;
 mod room;

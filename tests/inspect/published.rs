@@ -1,0 +1,327 @@
+//! Models as people publish them: suffixes, indices and names of shards that are not those of the libraries, files of
+//! other programs beside them, and files that lost or gained bytes on the way.
+
+use crate::room::{Output, Room, Tensor, floats};
+use safetensors::Dtype;
+
+fn one<'t>(name: &'t str, values: &[f32]) -> Vec<Tensor<'t>> {
+    vec![(name, Dtype::F32, Box::leak(Box::new([values.len()])), floats(values))]
+}
+
+/// A GGUF file with these metadata keys, all of the type uint16, and F32 tensors.
+fn gguf(keys: &[(&str, u16)], tensors: &[(&str, &[f32])]) -> Vec<u8> {
+    let string = |out: &mut Vec<u8>, text: &str| {
+        out.extend((text.len() as u64).to_le_bytes());
+        out.extend(text.as_bytes());
+    };
+    let mut out = b"GGUF\x03\0\0\0".to_vec();
+    out.extend((tensors.len() as u64).to_le_bytes());
+    out.extend((keys.len() as u64).to_le_bytes());
+    for (key, value) in keys {
+        string(&mut out, key);
+        out.extend([2, 0, 0, 0]);
+        out.extend(value.to_le_bytes());
+    }
+    let mut data = Vec::new();
+    for (name, values) in tensors {
+        string(&mut out, name);
+        out.extend(1u32.to_le_bytes());
+        out.extend((values.len() as u64).to_le_bytes());
+        out.extend(0u32.to_le_bytes());
+        out.extend((data.len() as u64).to_le_bytes());
+        data.extend(floats(values));
+        data.resize(data.len().next_multiple_of(32), 0);
+    }
+    out.resize(out.len().next_multiple_of(32), 0);
+    out.extend(data);
+    out
+}
+
+/// A zip archive of stored entries, without checksums.
+fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
+    let (mut out, mut directory) = (Vec::new(), Vec::new());
+    for (name, data) in entries {
+        let offset = out.len() as u32;
+        let sizes = [(data.len() as u32).to_le_bytes(), (data.len() as u32).to_le_bytes()].concat();
+        let lengths = [(name.len() as u16).to_le_bytes(), [0, 0]].concat();
+        out.extend([b"PK\x03\x04\x14\0\0\0\0\0\0\0\0\0\0\0\0\0", &sizes[..], &lengths, name.as_bytes(), data].concat());
+        directory.extend([b"PK\x01\x02\x14\0\x14\0\0\0\0\0\0\0\0\0\0\0\0\0", &sizes[..], &lengths].concat());
+        directory.extend([0; 10]);
+        directory.extend(offset.to_le_bytes());
+        directory.extend(name.as_bytes());
+    }
+    let (start, count) = (out.len() as u32, (entries.len() as u16).to_le_bytes());
+    out.extend(&directory);
+    out.extend([&b"PK\x05\x06\0\0\0\0"[..], &count, &count].concat());
+    out.extend((directory.len() as u32).to_le_bytes());
+    out.extend(start.to_le_bytes());
+    out.extend([0, 0]);
+    out
+}
+
+/// A checkpoint of torch with the tensor `w` of two numbers.
+fn checkpoint(values: &[f32; 2]) -> Vec<u8> {
+    let pickle = b"\x80\x02}X\x01\0\0\0wctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n\
+        X\x01\0\0\x000X\x03\0\0\0cpuK\x02tQK\0K\x02\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtRs.";
+    zip(&[("a/data.pkl", &pickle[..]), ("a/data/0", &floats(values)), ("a/version", b"3\n")])
+}
+
+fn write(room: &Room, name: &str, bytes: &[u8]) {
+    let path = room.path(name);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, bytes).unwrap();
+}
+
+fn write_model(room: &Room, name: &str, tensors: &[Tensor]) {
+    std::fs::create_dir_all(room.path(name).parent().unwrap()).unwrap();
+    room.model(name, tensors, &[]);
+}
+
+#[test]
+fn suffixes_of_models_are_found_in_directories() {
+    let room = Room::new();
+    for name in ["a/flux.sft", "b/flux.SAFETENSORS", "c/flux.Safetensors", "d/flux.SFT"] {
+        write_model(&room, name, &one("w", &[1.0, 2.0]));
+    }
+    write(&room, "e/model.GGUF", &gguf(&[], &[("w", &[1.0, 2.0])]));
+    write(&room, "f/model.PT", &checkpoint(&[1.0, 2.0]));
+    write(&room, "g/model_best.pth.tar", &checkpoint(&[1.0, 2.0]));
+    write(&room, "h/my_model.BIN", &checkpoint(&[1.0, 2.0]));
+    for dir in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        assert_eq!(
+            room.ok(&format!("weightfs cat {dir} f32/w.f32 | od -An -tf4")).trim(),
+            "1               2",
+            "{dir}"
+        );
+    }
+    for name in ["m/ae.sft", "m/clip.safetensors", "m/unet.SAFETENSORS"] {
+        write_model(&room, name, &one("w", &[1.0]));
+    }
+    assert_eq!(room.ok("weightfs check m").lines().count(), 3);
+    // The suffix is not a part of the name.
+    assert!(room.ok("weightfs ls --json g").contains("\"format\": \"pytorch\""));
+}
+
+#[test]
+fn files_of_other_programs_are_plain_files() {
+    let room = Room::new();
+    write_model(&room, "repo/model.safetensors", &one("w", &[1.0]));
+    let random: Vec<u8> = (0..4096u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 7) as u8 | 0x80).collect();
+    write(&room, "repo/openvino_model.bin", &random);
+    write(&room, "repo/openvino/openvino_model.bin", &[0; 600]);
+    write(&room, "repo/model.bin", b"\x06\0\0\0\x10\0TransformerSpec\0\x02\0\0\0");
+    let weights = "repo/coreml/model.mlpackage/Data/com.apple.CoreML/weights/weight.bin";
+    write(&room, weights, &[&b"\x02\0\0\0\x02\0\0\0"[..], &[0; 600]].concat());
+    write(&room, "repo/whisper/ggml-model.bin", b"lmgg\x00\x7d\0\0\0\0\0\0");
+    write(&room, "repo/weights.ckpt", &random);
+    let line = "repo/model.safetensors: OK (1 tensor, 4 B; data aligned to 16 bytes)\n";
+    let found = room.ok("weightfs check repo");
+    assert!(found.starts_with("repo/model.safetensors: OK (1 tensor, 4 B"), "{found}{line}");
+    assert_eq!(found.lines().count(), 1, "{found}");
+    // The only model of the directory is at the root, and the other files are beside it.
+    assert_eq!(room.ok("weightfs cat repo tensors/w | od -An -tf4").trim(), "1");
+    // A checkpoint whose download failed is not one of them.
+    write(&room, "failed/pytorch_model.bin", &random);
+    write(&room, "pointer/model.bin", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n");
+    for dir in ["failed", "pointer"] {
+        assert_ne!(room.sh(&format!("weightfs check {dir}")).code, 0);
+    }
+}
+
+#[test]
+fn index_is_what_has_a_weight_map() {
+    let room = Room::new();
+    let names = [
+        "m.safetensors.fp16.index.json",
+        "m.safetensors.index.fp16.json",
+        "M.SAFETENSORS.INDEX.JSON",
+        "weights.index.json",
+        "map.json",
+    ];
+    for (at, index) in names.into_iter().enumerate() {
+        let dir = at.to_string();
+        write_model(&room, &format!("{dir}/x.safetensors"), &one("a", &[1.0]));
+        write_model(&room, &format!("{dir}/y.safetensors"), &one("b", &[2.0]));
+        write(&room, &format!("{dir}/config.json"), b"{\"model_type\": \"x\"}");
+        // Editors of Windows write a byte order mark.
+        let text = b"\xef\xbb\xbf{\"metadata\":{},\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"y.safetensors\"}}";
+        write(&room, &format!("{dir}/{index}"), text);
+        for source in [dir.clone(), format!("{dir}/{index}")] {
+            assert_eq!(room.ok(&format!("weightfs cat {source} tensors/b | od -An -tf4")).trim(), "2", "{index}");
+        }
+        let checked = room.ok(&format!("weightfs check {dir}"));
+        assert!(checked.starts_with(&format!("{dir}/{index}: OK (2 tensors, 8 B; 2 files")), "{checked}");
+    }
+}
+
+#[test]
+fn shards_without_an_index_are_one_model() {
+    let room = Room::new();
+    let name = |at: usize| format!("m/model-0000{at}-of-00003.safetensors");
+    for (at, tensor) in ["a", "b", "c"].into_iter().enumerate() {
+        write_model(&room, &name(at + 1), &one(tensor, &[at as f32]));
+    }
+    // Another numbering with an index is another model.
+    for (at, tensor) in ["a", "b"].into_iter().enumerate() {
+        write_model(&room, &format!("m/model-0000{}-of-00002.fp16.safetensors", at + 1), &one(tensor, &[9.0]));
+    }
+    let map =
+        r#"{"weight_map":{"a":"model-00001-of-00002.fp16.safetensors","b":"model-00002-of-00002.fp16.safetensors"}}"#;
+    write(&room, "m/model.safetensors.index.fp16.json", map.as_bytes());
+    let Output { code, out, err } = room.sh("weightfs check m");
+    assert_eq!((code, &err[..]), (0, ""));
+    assert!(out.contains("m/model-*-of-00003.safetensors: OK, with 1 note (3 tensors, 12 B; 3 files"), "{out}");
+    assert!(
+        out.contains("note: no index names these 3 shards; the numbers in their names make them one model"),
+        "{out}"
+    );
+    assert!(out.contains("m/model.safetensors.index.fp16.json: OK (2 tensors"), "{out}");
+    let read = room.sh("weightfs cat m model/tensors/c | od -An -tf4");
+    assert_eq!((read.out.trim(), read.code), ("2", 0), "{}", read.err);
+    // The path that check prints is accepted.
+    assert_eq!(room.sh("weightfs cat 'm/model-*-of-00003.safetensors' tensors/b | od -An -tf4").out.trim(), "1");
+    // A shard alone is a file as it is.
+    assert_eq!(room.ok(&format!("weightfs cat {} tensors/a | od -An -tf4", name(1))).trim(), "0");
+    std::fs::remove_file(room.path("m/model.safetensors.index.fp16.json")).unwrap();
+    std::fs::remove_file(room.path(&name(2))).unwrap();
+    let Output { code, out, .. } = room.sh("weightfs check m");
+    assert!(code == 1 && out.contains("error: a shard is missing or broken: m/model-00002-of-00003"), "{out}");
+    let error = room.sh("weightfs ls 'm/model-*-of-00003.safetensors'").err;
+    let expected =
+        "1 of the 3 shards of the model is missing: \"model-00002-of-00003.safetensors\" (--lenient mounts the";
+    assert!(error.contains(expected), "{error}");
+    let Output { code, out, .. } = room.sh("weightfs ls --lenient 'm/model-*-of-00003.safetensors'");
+    assert!(code == 0 && out.contains('c'), "{out}");
+}
+
+#[test]
+fn splits_that_were_joined_with_cat_are_an_error() {
+    let room = Room::new();
+    let split = |at: u16, name: &str| gguf(&[("split.no", at), ("split.count", 3)], &[(name, &[f32::from(at); 8])]);
+    let files = [split(0, "a"), split(1, "b"), split(2, "c")];
+    let (first, all) = (files[0].len(), files.concat());
+    write(&room, "joined.gguf", &all);
+    let message = format!(
+        "joined.gguf: 2 more GGUF files follow, at bytes {first} to {}, as when splits are joined with `cat` (join the \
+         splits themselves with `llama-gguf-split --merge FIRST_SPLIT OUT.gguf`)",
+        all.len()
+    );
+    for line in
+        ["ls joined.gguf", "export joined.gguf out.safetensors", "export joined.gguf out.gguf", "inspect joined.gguf"]
+    {
+        let Output { code, err, .. } = room.sh(&format!("weightfs {line}"));
+        assert_eq!((code, err), (1, format!("weightfs: {message} (--lenient mounts the rest)\n")), "{line}");
+    }
+    assert!(!room.path("out.safetensors").exists() && !room.path("out.gguf").exists());
+    let checked = room.sh("weightfs check joined.gguf");
+    assert!(checked.code == 1 && checked.out.contains("error: 2 more GGUF files follow"), "{checked:?}");
+    let lenient = room.sh("weightfs ls --lenient joined.gguf");
+    assert!(
+        lenient.code == 0 && lenient.err.contains("joined.gguf: 2 more GGUF files follow, at bytes"),
+        "{lenient:?}"
+    );
+}
+
+#[test]
+fn exports_of_other_formats_say_which_library_reads_them() {
+    let room = Room::new();
+    write(&room, "m.pt", &checkpoint(&[1.0, 2.0]));
+    let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }";
+    let npy =
+        [&b"\x93NUMPY\x01\0"[..], &[118, 0], format!("{header:<117}\n").as_bytes(), &floats(&[1.0, 2.0])].concat();
+    write(&room, "m.npy", &npy);
+    write(&room, "m.npz", &zip(&[("w.npy", &npy)]));
+    for source in ["m.pt", "m.npy", "m.npz"] {
+        for (options, format) in [("", "pt"), ("--dtype bf16", "pt")] {
+            room.ok(&format!("weightfs export {options} --force {source} o.safetensors"));
+            assert_eq!(room.ok("weightfs metadata get o.safetensors format").trim(), format, "{source} {options}");
+        }
+        room.ok(&format!("weightfs export --clean --force {source} o.safetensors"));
+        assert_ne!(room.sh("weightfs metadata get o.safetensors format").code, 0, "{source}");
+    }
+}
+
+#[test]
+fn metadata_without_a_format_is_a_warning() {
+    let room = Room::new();
+    for (metadata, expected) in [
+        (&[][..], None),
+        (&[("format", "pt"), ("a", "b")][..], None),
+        (&[("a", "b")], Some("the metadata has no key \"format\"")),
+        (&[("format", "np")], Some("metadata \"format\" is \"np\", not \"pt\"")),
+    ] {
+        room.model("m.safetensors", &one("w", &[1.0, 2.0]), metadata);
+        let out = room.ok("weightfs check m.safetensors");
+        let warning = expected.map(|expected| format!("m.safetensors: warning: {expected}\n"));
+        assert_eq!(warning.as_ref().is_some_and(|warning| out.contains(warning)), expected.is_some(), "{out}");
+    }
+}
+
+#[test]
+fn lenient_reports_what_is_shown_but_does_not_fit() {
+    let room = Room::new();
+    let entry = |name: &str, begin: u64, end: u64| {
+        let len = end - begin;
+        format!(r#""{name}":{{"dtype":"U8","shape":[{len}],"data_offsets":[{begin},{end}]}}"#)
+    };
+    let header = format!("{{{},{},{}}}", entry("v", 0, 8), entry("w", 4, 12), entry("x", 16, 20));
+    room.raw("m.safetensors", &header, &[1; 32]);
+    let start = 8 + header.len() as u64;
+    let Output { code, err, .. } = room.sh("weightfs ls m.safetensors");
+    assert!(code == 1 && err.ends_with("(--lenient mounts the rest)\n"), "{err}");
+    let object = &room.json("weightfs ls --json --lenient m.safetensors")[0];
+    assert_eq!(object["tensors"].as_array().unwrap().len(), 3);
+    let unused = |begin: u64, end: u64| {
+        let (from, to) = (start + begin, start + end);
+        format!("bytes {from} to {to} of the file belong to no tensor that is shown: {} in all", end - begin)
+    };
+    let shared = format!("shares bytes {} to {} with \"v\"", start + 4, start + 8);
+    let expected = serde_json::json!([
+        {"name": "w", "reason": shared, "shown": true},
+        {"name": "", "reason": unused(12, 16)},
+        {"name": "", "reason": unused(20, 32)},
+    ]);
+    assert_eq!(object["skipped"], expected);
+    let err = room.sh("weightfs ls --lenient m.safetensors").err;
+    assert!(!err.contains("skipped") && err.contains(&format!("m.safetensors: \"w\": {shared}\n")), "{err}");
+    // The tensor that two shards have is shown.
+    room.model("base.safetensors", &one("b", &[2.0]), &[]);
+    room.model("overlay.safetensors", &one("b", &[3.0]), &[]);
+    let map = r#"{"weight_map":{"b":"overlay.safetensors","c":"base.safetensors"}}"#;
+    write(&room, "m.safetensors.index.json", map.as_bytes());
+    let objects = room.json("weightfs ls --json --lenient m.safetensors.index.json");
+    let skipped = objects[0]["skipped"].as_array().unwrap();
+    let left_out: Vec<_> =
+        skipped.iter().filter(|entry| entry["shown"].is_null()).map(|entry| &entry["name"]).collect();
+    assert_eq!(left_out, ["c"], "{skipped:?}");
+    assert_eq!(room.sh("weightfs cat --lenient m.safetensors.index.json tensors/b | od -An -tf4").out.trim(), "3");
+}
+
+#[test]
+fn one_fault_is_one_finding() {
+    let room = Room::new();
+    for keys in [&[("k", 1), ("k", 2)][..], &[("", 1)]] {
+        std::fs::write(room.path("m.gguf"), gguf(keys, &[("t", &[1.0; 8])])).unwrap();
+        let object = &room.json("weightfs check --json m.gguf")[0];
+        assert_eq!(object["errors"], 1, "{object}");
+    }
+    std::fs::write(room.path("m.gguf"), gguf(&[], &[("t", &[1.0; 8]), ("t", &[1.0; 8])])).unwrap();
+    let object = &room.json("weightfs check --json m.gguf")[0];
+    let errors: Vec<_> = object["findings"].as_array().unwrap().iter().map(|finding| &finding["message"]).collect();
+    assert!(
+        errors.iter().filter(|error| error.as_str().unwrap().contains("more than once")).count() == 1,
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn mount_of_several_files_names_what_to_mount() {
+    let room = Room::new();
+    for count in [2, 3] {
+        room.model(&format!("model-{count}.safetensors"), &one("w", &[1.0]), &[]);
+        room.model("model-1.safetensors", &one("w", &[1.0]), &[]);
+        let Output { code, err, .. } = room.sh("weightfs mount model-*.safetensors");
+        let remedy = "a mount has one SOURCE; name the index of the model, or the directory that holds its files\n";
+        assert!(code == 2 && err.ends_with(remedy), "{err}");
+    }
+}
