@@ -1,5 +1,5 @@
-//! Shards without an index: the files `PREFIX-00001-of-00003.safetensors` and so on in one directory, of which the names
-//! alone tell that they are one model.
+//! Shards without an index: the files `PREFIX-00001-of-00003.safetensors` and so on in one directory. Only their names
+//! tell that they are one model.
 //!
 //! The location of such a model is the pattern of these names, `PREFIX-*-of-00003.safetensors`. No file has that name.
 
