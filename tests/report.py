@@ -3,7 +3,7 @@
 - `steps`: a line `STATUS SECONDS COMMAND` for each step,
 - `junit.xml`, if nextest ran the tests, or `cargo-test`, what `cargo test` printed.
 
-The names of tests that passed only at a second try go to the file `flaky` there. The last line is `N passed, N failed`,
+The names of tests that passed only when they were tried again are written to the file `flaky` there. The last line is `N passed, N failed`,
 and the exit status is 1 if anything failed."""
 import collections
 import pathlib

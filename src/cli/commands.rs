@@ -120,7 +120,7 @@ pub const SEVERAL_SOURCES: &str =
 
 /// Whether a mount point is a file with the suffix of a model: the shell has expanded `model-*.safetensors`.
 fn is_model_file(path: &Path) -> bool {
-    path.is_file() && path.file_name().is_some_and(|name| format::format_stem(name).is_some())
+    path.file_name().is_some_and(|name| format::format_stem(name).is_some()) && path.is_file()
 }
 
 #[derive(Args, Debug, PartialEq)]

@@ -138,10 +138,9 @@ pub fn read_arguments(mut args: Vec<OsString>, helper: bool, from_mount: bool) -
         args = helper_args(args).map_err(NoCommand::Usage)?;
     }
     let args = insert_mount(expand_options(args, from_mount).map_err(NoCommand::Usage)?);
-    let several = several_sources(&args);
-    let matches = definition().try_get_matches_from(args).map_err(|error| match several {
-        Some(several) if error.kind() == ErrorKind::UnknownArgument => NoCommand::Usage(several),
-        _ => clap_error(error),
+    let matches = definition().try_get_matches_from(&args).map_err(|error| match several_sources(&args, &error) {
+        Some(several) => NoCommand::Usage(several),
+        None => clap_error(error),
     })?;
     if let Some(url) = url_for_path(&matches) {
         let message = format!("{url}: a path is needed here; only sources can be URLs");
@@ -158,10 +157,14 @@ pub fn read_arguments(mut args: Vec<OsString>, helper: bool, from_mount: bool) -
 }
 
 /// The error for a mount of several files, such as `model-*.safetensors`, which the shell expands.
-fn several_sources(args: &[OsString]) -> Option<String> {
+fn several_sources(args: &[OsString], error: &clap::Error) -> Option<String> {
     let [_, command, words @ ..] = args else { return None };
+    let Some(ContextValue::String(unknown)) = error.get(ContextKind::InvalidArg) else { return None };
+    if command != "mount" || error.kind() != ErrorKind::UnknownArgument || unknown.starts_with('-') {
+        return None;
+    }
     let files = words.iter().filter(|word| Path::new(word).is_file()).count();
-    (command == "mount" && files > 1).then(|| format!("{files} files: {SEVERAL_SOURCES}"))
+    (files > 1).then(|| format!("{files} files: {SEVERAL_SOURCES}"))
 }
 
 fn clap_error(error: clap::Error) -> NoCommand {

@@ -179,6 +179,9 @@ impl ExportJob<'_> {
                 path.display()
             );
         }
+        if model.skipped().next().is_some() {
+            bail!("{}: the source itself, which is damaged; name another file", path.display());
+        }
         if self.args.clean && !model.metadata().is_empty() {
             bail!("{}: the source itself, which would lose its metadata; name another file", path.display());
         }

@@ -59,10 +59,10 @@ const LEGACY_TORCH: [u8; 15] = [0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9,
 /// The entries of a tar archive that torch before 0.1.10 has written.
 const TAR_TORCH: [&[u8]; 4] = [b"sys_info\0", b"pickle\0", b"tensors\0", b"storages\0"];
 
-/// The first bytes of the formats that weightfs reads, of those that have a magic number.
+/// The magic numbers of the formats that weightfs reads and that have one.
 const OWN_MAGICS: [&[u8]; 4] = [b"PK\x03\x04", b"GGUF", b"SLM1", b"\x93NUMPY"];
 
-/// Maximum number of bytes that [`detect_foreign`] looks at.
+/// Maximum number of bytes that `detect_foreign` looks at.
 pub const PREFIX: u64 = 512;
 
 /// Identifies a file of a format that weightfs does not read, with a hint for the user: "gzip data (unpack it with

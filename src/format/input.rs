@@ -10,7 +10,7 @@ pub struct HeaderInput {
     len: u64,
     /// In the order of their starts and of their ends: none lies inside another one.
     pieces: Vec<InputPiece>,
-    /// The finding of a parser, for when it starts again.
+    /// What a parser has found, kept because the parser starts again when it needs more bytes.
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -77,7 +77,7 @@ impl HeaderInput {
         self.pieces.first().filter(|piece| piece.start == 0).map_or(&[], |piece| &piece.bytes)
     }
 
-    /// The bytes from offset `start` on that one part holds; none if no part has the first of them.
+    /// The longest run of bytes from offset `start` on in one piece; empty if no piece has the byte at `start`.
     pub(super) fn from(&self, start: u64) -> &[u8] {
         // The last one that begins before them reaches farthest.
         let after = self.pieces.partition_point(|piece| piece.start <= start);

@@ -21,8 +21,9 @@ pub(super) fn read_header(location: &Location, source: &dyn Source, mode: ParseM
     let header = match header {
         Ok(header) => header,
         Err(error) => {
-            let is_lenient_better =
-                mode != ParseMode::Lenient && load_more(&mut input, source, ParseMode::Lenient)?.is_ok();
+            // What cannot be read now does not replace the error that is certain.
+            let is_lenient_better = mode != ParseMode::Lenient
+                && load_more(&mut input, source, ParseMode::Lenient).is_ok_and(|header| header.is_ok());
             return Err(Error::Format { location: location.clone(), error, is_lenient_better });
         }
     };

@@ -24,6 +24,7 @@ mod unused;
 
 pub use assemble::dataset::MANIFEST;
 pub use assemble::is_set;
+pub use assemble::numbered::is_pattern;
 pub use assemble::ollama::{file_of, manifest_stem};
 pub use assemble::split::{first_split, open_alone, remark as split_remark};
 pub use assembled::{AssembledRuns, TensorParts};

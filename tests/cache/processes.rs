@@ -127,7 +127,8 @@ fn child_session() {
     println!("\nreads {} waits {} evicted {}", totals[0], totals[1], totals[2]);
 }
 
-/// One reader of one object, with a seed and a number of reads for each thread. Returns the number of its reads, of those that had to wait, and of evicted runs.
+/// One reader of one object, with a seed and a number of reads for each thread. Returns the number of its reads, of
+/// those that had to wait, and of evicted runs.
 fn serve(cache: &BlockCache, object: &CachedObject, number: u64, [seed, count]: [u64; 2]) -> [u64; 3] {
     let [data, present, marks, lock] = descriptors(object);
     let (mine, theirs) = UnixStream::pair().unwrap();

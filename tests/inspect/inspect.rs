@@ -210,7 +210,8 @@ const ARRAY: u32 = 9;
 fn dataset_of_gguf_files_is_exported_with_its_data() {
     let room = Room::new();
     room.ok("mkdir set");
-    let shards = [("a.gguf", 0u8), ("b.gguf", 100)].map(|(name, first)| {
+    // A manifest names files that end in .safetensors, and the content decides.
+    let shards = [("a.safetensors", 0u8), ("b.safetensors", 100)].map(|(name, first)| {
         let mut file = gguf(&[]);
         let start = file.len() - 128;
         file[start..].iter_mut().zip(first..).for_each(|(byte, value)| *byte = value);

@@ -149,8 +149,12 @@ fn index_is_what_has_a_weight_map() {
         for source in [dir.clone(), format!("{dir}/{index}")] {
             assert_eq!(room.ok(&format!("weightfs cat {source} tensors/b | od -An -tf4")).trim(), "2", "{index}");
         }
+        // The indices of TensorFlow and Flax name files of other formats.
+        let other = br#"{"weight_map":{"a":"tf_model-00001-of-00002.h5"}}"#;
+        write(&room, &format!("{dir}/tf_model.h5.index.json"), other);
         let checked = room.ok(&format!("weightfs check {dir}"));
         assert!(checked.starts_with(&format!("{dir}/{index}: OK (2 tensors, 8 B; 2 files")), "{checked}");
+        assert!(!checked.contains("tf_model"), "{checked}");
     }
 }
 
@@ -220,6 +224,10 @@ fn splits_that_were_joined_with_cat_are_an_error() {
         lenient.code == 0 && lenient.err.contains("joined.gguf: 2 more GGUF files follow, at bytes"),
         "{lenient:?}"
     );
+    // The files that follow are not lost by a replacement.
+    let replaced = room.sh("weightfs export --lenient --force joined.gguf joined.gguf");
+    assert!(replaced.code == 1 && replaced.err.contains("the source itself, which is damaged"), "{replaced:?}");
+    assert_eq!(std::fs::read(room.path("joined.gguf")).unwrap(), all);
 }
 
 #[test]

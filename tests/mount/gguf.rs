@@ -94,7 +94,7 @@ fn every_type_is_decoded_like_the_gguf_package() {
 }
 
 /// Compares a mounted model with what the gguf package reads from its file, and returns the numbers of its keys, of its
-/// tensors, and of those that the package dequantizes.
+/// tensors, and of those whose values are compared.
 fn check(source: &Path, point: &Path) -> String {
     gguf(["check".as_ref(), source.as_os_str(), point.as_os_str()]).trim().to_owned()
 }
@@ -105,7 +105,7 @@ fn real_model_is_read_like_the_gguf_package_reads_it() {
     let scene = Scene::new();
     let source = real_file("gemma-3-270m.gguf");
     let mount = scene.mount(&source, &[]);
-    assert_eq!(check(&source, &mount.point), "33 236 127");
+    assert_eq!(check(&source, &mount.point), "33 236 22");
     // A token by its number: lines are counted from 1.
     let token = format!("sed -n 106p {}", mount.path("metadata/tokenizer.ggml.tokens").display());
     assert_eq!(scene.ok(&token), "\"<start_of_turn>\"\n");

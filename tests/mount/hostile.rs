@@ -217,7 +217,7 @@ fn paths_and_arguments_are_escaped_in_messages() {
             (vec![full.clone(), one("mnt")], 1),
             (vec![one("sample.safetensors"), evil.clone()], 1),
             (vec![one("sample.safetensors"), full.clone()], 1),
-            (vec![one("sample.safetensors"), model.clone()], 1),
+            (vec![one("sample.safetensors"), model.clone()], 2),
             (vec![one("sample.safetensors"), one("mnt"), evil.clone()], 2),
             (vec![one("sample.safetensors"), one("mnt"), one("--log-file"), with("absent/", "")], 1),
             (vec![one("sample.safetensors"), one("mnt"), one("-o"), evil.clone()], 2),

@@ -66,7 +66,7 @@ pub fn two_at_once(first: &str, second: &str) -> SocketAddr {
     address
 }
 
-/// Answers the first request of the first connection, and ends that connection at its second request, which is reported.
+/// Answers the first request of the first connection, and ends that connection at the second, which it sends on.
 /// Answers one request of each later connection.
 pub fn lose_second_request(first: &str, then: Then, later: &str) -> (SocketAddr, Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -52,7 +52,7 @@ impl Talking {
 
 impl Drop for Talking {
     fn drop(&mut self) {
-        // The end of its input is the sign to stop.
+        // The server stops at the end of its input.
         drop(self.child.stdin.take());
         let patience = Instant::now() + Duration::from_secs(20);
         while Instant::now() < patience {

@@ -42,7 +42,7 @@ fn listens(child: &mut Child, ports: [u16; 3]) -> bool {
     false
 }
 
-/// How long nginx may take for what it does at once.
+/// Time limit for what nginx does without delay, such as starting or writing a line of its log.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The token that `/bearer/` wants, and the password of the user `me` at `/basic/`.
@@ -61,7 +61,7 @@ impl Nginx {
         certificate(dir.path());
         fs::write(dir.path().join("users"), format!("me:{{PLAIN}}{PASSWORD}\n")).unwrap();
         let conf = dir.path().join("nginx.conf");
-        // What is no test may take a port in the meantime.
+        // A program that is not a test may take a port in the meantime.
         for _ in 0..10 {
             let claims = [(); 3].map(|()| ClaimedPort::new());
             let [port, other, tls] = claims.each_ref().map(|claim| claim.port);
@@ -105,7 +105,7 @@ impl Nginx {
     /// The requests whose responses have ended: `PORT METHOD URI STATUS RANGE IF-MATCH AUTHORIZATION ACCEPT-ENCODING
     /// HOST QUERY SENT`. The last one is the size of the body in bytes.
     pub fn log(&self) -> Vec<Vec<String>> {
-        // What is suspended or has ended writes nothing more.
+        // A server that is suspended or has ended writes nothing more.
         if self.is_running.load(Ordering::SeqCst) {
             self.mark();
         }
@@ -129,8 +129,8 @@ impl Nginx {
     }
 
     /// Sends a request and waits until it is in the log. nginx writes the line of a request after the response, so a
-    /// client may have its response before. But it is one process that does one thing after the other: lines of earlier
-    /// responses are there when that of the marker is. Returns the number of responses that have not ended.
+    /// client may have its response before. nginx runs as one process and writes the lines in order, so the lines of
+    /// earlier responses are there when that of the marker is. Returns the number of responses that have not ended.
     fn mark(&self) -> u64 {
         let path = format!("{MARKER}{}", self.markers.fetch_add(1, Ordering::SeqCst));
         let ask = || -> io::Result<String> {
@@ -148,7 +148,7 @@ impl Nginx {
             std::thread::sleep(Duration::from_millis(1));
         }
         let body = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("nginx answers {answer:?}")).1;
-        // One is the marker.
+        // The request of the marker itself is counted too.
         body.parse::<u64>().unwrap_or_else(|_| panic!("nginx answers {answer:?}")) - 1
     }
 }
@@ -194,7 +194,7 @@ impl Nginx {
         }
     }
 
-    /// Lets the log have all responses that have ended, before the process is suspended or ends.
+    /// Waits until the log has all responses that have ended, before the process is suspended or ends.
     fn complete_log(&self) {
         if self.is_running.swap(false, Ordering::SeqCst) {
             self.mark();

@@ -25,7 +25,7 @@ impl ClaimedPort {
         let claimed = |port: u16| {
             let name = net::SocketAddr::from_abstract_name(format!("weightfs-test-port-{port}")).unwrap();
             let claim = UnixListener::bind_addr(&name).ok()?;
-            // What is no test may use the port too.
+            // A program that is not a test may use the port.
             TcpListener::bind(("127.0.0.1", port)).ok()?;
             Some(ClaimedPort { port, _claim: claim })
         };

@@ -97,15 +97,19 @@ impl FollowingFiles {
     /// Maximum number of files that are counted: the header of each is read.
     const COUNTED_MAX: usize = 100;
 
+    /// Maximum size of all headers that are read, in bytes: each missing part makes the parser start again.
+    const READ_MAX: u64 = 16 << 20;
+
     /// Finds the files that follow the one with this header.
     fn find(input: &HeaderInput, header: &Header) -> Result<Option<Self>, Error> {
         let Some(start) = next_file(input, 0, header)? else { return Ok(None) };
         let mut found = Self { start, end: input.len(), count: 1, is_cut: false };
-        let mut base = start;
+        let (mut base, mut read) = (start, 0);
         // A header that cannot be read ends the count.
         while let Some(header) = found_header(parse_file(input, base, ParseMode::Header))? {
             let Some(next) = next_file(input, base, &header)? else { break };
-            if found.count == Self::COUNTED_MAX {
+            read += header.data_start;
+            if found.count == Self::COUNTED_MAX || read > Self::READ_MAX {
                 found.is_cut = true;
                 break;
             }

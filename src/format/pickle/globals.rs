@@ -15,7 +15,7 @@ const DANGEROUS: &str = "\
     torch.utils.collect_env torch.utils.cpp_extension torch.utils.model_zoo trace types unittest urllib urllib2 venv \
     webbrowser wsgiref xmlrpc zipapp zipfile zipimport";
 
-/// Functions of other modules that can run code, or lead to some that can.
+/// Functions of other modules that can run code, or return functions that can.
 const DANGEROUS_FUNCTIONS: &[ModuleNames] = &[
     ("builtins", BUILTIN_FUNCTIONS),
     ("__builtin__", BUILTIN_FUNCTIONS),
@@ -30,12 +30,12 @@ const BUILTIN_FUNCTIONS: &str = "\
     eval exec execfile compile open file input apply map filter getattr setattr delattr __import__ globals vars \
     breakpoint";
 
-/// Modules whose functions do nothing but build a value. The modules in them are others.
+/// Modules whose functions only build a value. Their submodules are not included.
 const HARMLESS: &str = "\
     copyreg copy_reg datetime decimal fractions numpy._core.multiarray numpy._core.numeric numpy.core.multiarray \
     numpy.core.numeric numpy.ma.core numpy.random._pickle torch._tensor torch._utils uuid";
 
-/// The same for single functions, and for classes with names in lower case.
+/// Single functions of other modules that only build a value, and classes whose names are in lower case.
 const HARMLESS_FUNCTIONS: &[ModuleNames] = &[
     ("builtins", VALUES),
     ("__builtin__", VALUES),

@@ -146,14 +146,18 @@ pub(in crate::model) fn is_index(location: &Location) -> bool {
     index_stem(name).is_some() || strip_suffix(name, ".json").is_some() && has_weight_map(location)
 }
 
-/// Whether a JSON file has a `weight_map`. Only its first bytes are searched.
+/// Whether a JSON file has a `weight_map` that names files which weightfs reads: those of TensorFlow and Flax have one,
+/// too. Only its first bytes are searched.
 pub(in crate::model) fn has_weight_map(location: &Location) -> bool {
     const KEY: &[u8] = b"\"weight_map\"";
+    const ENDS: [&[u8]; 3] = [b".safetensors\"", b".sft\"", b".bin\""];
     let Ok(source) = source::open_local(location) else { return false };
     let mut text = vec![0; source.len().min(SEARCHED) as usize];
-    source.read_exact_at(&mut text, 0).is_ok()
-        && set::without_mark(&text).trim_ascii_start().starts_with(b"{")
-        && text.windows(KEY.len()).any(|window| window == KEY)
+    if source.read_exact_at(&mut text, 0).is_err() || !set::without_mark(&text).trim_ascii_start().starts_with(b"{") {
+        return false;
+    }
+    let Some(at) = text.windows(KEY.len()).position(|window| window == KEY) else { return false };
+    ENDS.iter().any(|end| text[at..].windows(end.len()).any(|window| window.eq_ignore_ascii_case(end)))
 }
 
 /// Whether an index cannot be read now, whatever is in it. It may be readable later.

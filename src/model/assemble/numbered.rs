@@ -4,8 +4,8 @@
 //! The location of such a model is the pattern of these names, `PREFIX-*-of-00003.safetensors`. No file has that name.
 
 use super::set::{self, KnownFiles, SEVERAL_FILES, SHARDS_MAX, ShardSet};
-use super::split::{SplitName, missing_files};
-use crate::format::{ParseMode, format_stem};
+use super::split::missing_files;
+use crate::format::{ParseMode, format_stem, strip_suffix};
 use crate::model::error::Error;
 use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind};
 use crate::source::{self, Location};
@@ -17,6 +17,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 const DIGITS: usize = 5;
 
 const OF: &[u8] = b"-of-";
+
+/// The formats whose numbered files are shards of a model. Numbered files of others are arrays, the parts of ranks, or
+/// splits.
+const SUFFIXES: [&str; 3] = [".safetensors", ".sft", ".bin"];
 
 /// The parts of the file name of a shard, or of the pattern of such names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,9 +36,9 @@ pub(in crate::model) struct NumberedName<'n> {
 }
 
 impl<'n> NumberedName<'n> {
-    /// Parses the name of a shard or a pattern. `None` for other names, and for GGUF splits.
+    /// Parses the name of a shard or a pattern. `None` for other names, also for GGUF splits.
     fn parse_any(name: &'n OsStr) -> Option<Self> {
-        format_stem(name).filter(|_| SplitName::parse(name).is_none())?;
+        SUFFIXES.iter().find(|suffix| strip_suffix(name, suffix).is_some())?;
         let bytes = name.as_bytes();
         let of = bytes.windows(OF.len()).rposition(|window| window == OF)?;
         let (front, after) = bytes.split_at(of);
@@ -51,7 +55,7 @@ impl<'n> NumberedName<'n> {
             Some(_) => return None,
             None => None,
         };
-        let is_separated = before.len() > 1 && before.ends_with(b"-") || before.ends_with(b"_");
+        let is_separated = before.len() > 1 && (before.ends_with(b"-") || before.ends_with(b"_"));
         let (count, width) = (parse_number(count)?, count.len());
         let is_numbered = is_ended && is_separated && count > 1 && number.is_none_or(|at| (1..=count).contains(&at));
         is_numbered.then_some(Self { before, number, count, after, width })
@@ -94,7 +98,7 @@ fn parse_number(digits: &[u8]) -> Option<usize> {
 }
 
 /// Whether a location is the pattern of the names of shards.
-pub(in crate::model) fn is_pattern(location: &Location) -> bool {
+pub fn is_pattern(location: &Location) -> bool {
     NumberedName::of_pattern(location).is_some()
 }
 
@@ -169,6 +173,9 @@ mod tests {
             ("model-00001-of-000003.safetensors", None),
             ("best-of-00005.safetensors", None),
             ("00001-of-00003.safetensors", None),
+            ("_00001-of-00003.safetensors", None),
+            ("m-00001-of-00003.npy", None),
+            ("rank-00001-of-00008.pt", None),
             ("m-00001-of-00003.gguf", None),
             ("m-00001-of-00003.txt", None),
             ("m-00001-of-00003", None),

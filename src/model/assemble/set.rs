@@ -292,7 +292,7 @@ pub(super) fn without_mark(text: &[u8]) -> &[u8] {
 enum ShardSuffix {
     Safetensors,
     Bin,
-    /// The name of the index does not tell.
+    /// Files of any kind, because the name of the index does not say which.
     Any,
 }
 

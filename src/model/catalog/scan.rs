@@ -11,6 +11,7 @@ use crate::model::assemble::split::SplitName;
 use crate::model::assemble::{self, dataset, index, ollama};
 use crate::model::error::Error;
 use crate::model::ids::{FolderId, ModelId};
+use crate::model::linked::is_below;
 use crate::model::recognise;
 use crate::model::stem::is_model;
 use crate::source::{self, Directories, FileId, ListedEntry, ListedKind, Location, SourceStat};
@@ -27,7 +28,8 @@ const BEHIND_LINK_MAX: usize = 100_000;
 
 const DEPTH_MAX: usize = 64;
 
-/// Maximum number of files of this machine that are read to find out what they are. Names decide about the others.
+/// Maximum number of files of this machine that are read to find out what they are. Further files are classified by
+/// their names.
 const READ_MAX: usize = 10_000;
 
 /// As [`READ_MAX`], of files on servers.
@@ -280,7 +282,10 @@ impl CatalogScan {
                 && NumberedName::parse(&entry.name).is_none()
         };
         let shared = entries.iter().enumerate().filter(|(_, entry)| is_shared(entry));
-        shared.filter(|(_, entry)| self.may_read(dir) && is_plain(&dir.join(&entry.name))).map(|(at, _)| at).collect()
+        shared
+            .filter(|(_, entry)| self.may_read(dir, entry) && is_plain(&dir.join(&entry.name)))
+            .map(|(at, _)| at)
+            .collect()
     }
 
     /// The JSON files whose names are not those of indices and that have a `weight_map`, by their positions. Only those
@@ -297,13 +302,17 @@ impl CatalogScan {
                 && (!is_remote || entry.name.to_string_lossy().to_ascii_lowercase().ends_with(".index.json"))
         };
         let json = entries.iter().enumerate().filter(|(_, entry)| is_json(entry));
-        json.filter(|(_, entry)| self.may_read(dir) && index::has_weight_map(&dir.join(&entry.name)))
+        json.filter(|(_, entry)| self.may_read(dir, entry) && index::has_weight_map(&dir.join(&entry.name)))
             .map(|(at, _)| at)
             .collect()
     }
 
-    /// Whether one more file of a directory may be read to find out what it is.
-    fn may_read(&mut self, dir: &Location) -> bool {
+    /// Whether one more file of a directory may be read to find out what it is. What a link out of the directory leads
+    /// to may be private, and the listing would tell something about it.
+    fn may_read(&mut self, dir: &Location, entry: &ListedEntry) -> bool {
+        if entry.is_link && !is_below(&dir.join(&entry.name), &self.catalog.top) {
+            return false;
+        }
         let most = if dir.path().is_some() { READ_MAX } else { FETCHED_MAX };
         self.read += 1;
         self.read <= most
@@ -400,7 +409,7 @@ struct ModelListing<'e> {
     later_splits: HashSet<usize>,
     /// The indices of the files that have only the suffix of a model.
     plain: HashSet<usize>,
-    /// The positions of the indices that only their content tells.
+    /// The positions of the indices that are recognised by their content only.
     json: HashSet<usize>,
     /// Whether there are other models than arrays and copies.
     has_main: bool,

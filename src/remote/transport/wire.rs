@@ -169,7 +169,7 @@ impl HttpWire {
         }
     }
 
-    /// Sends a request, again if it was lost with a kept connection, and waits for the head of its answer.
+    /// Sends a request, again if its connection was lost before an answer, and waits for the head of its answer.
     pub async fn execute(&self, request: reqwest::Request) -> TransportResult<Response> {
         self.execute_by(self.pools.client(request.url(), false)?, request).await
     }
