@@ -328,7 +328,7 @@ impl HeaderBuilder {
         self.last_dtype
     }
 
-    pub fn known_dtype(&self, dtype: Dtype<'static>) -> DtypeNumber {
+    pub fn known_dtype(&self, dtype: Dtype) -> DtypeNumber {
         let at = Dtype::ALL.iter().position(|known| *known == dtype);
         DtypeNumber(at.unwrap_or_default() as u32)
     }

@@ -96,7 +96,11 @@ impl TensorAssembly {
             self.runs.push(SourceRun { start: self.len, source, offset: range.start });
             self.len = end.ok_or(TOO_LONG)?;
         }
-        let dtype = self.builder.dtype_number(dtype.name());
+        // Names are those of safetensors headers, which have none for the types of GGUF.
+        let dtype = match dtype {
+            Dtype::Unknown(name) => self.builder.dtype_number(name),
+            known => self.builder.known_dtype(known),
+        };
         let tensor = self.builder.tensor(name, dtype, shape, start..self.len);
         self.builder.push(tensor);
         Ok(())

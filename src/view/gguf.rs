@@ -20,7 +20,7 @@ pub fn has(model: &Model) -> bool {
 }
 
 pub fn gguf_shows(numbers: &TensorNumbers) -> bool {
-    numbers.tensor.info.dtype.ggml().is_some()
+    numbers.tensor.info.layout.is_none() && numbers.tensor.info.dtype.ggml().is_some()
 }
 
 /// A file that holds only this tensor, under its own name, with the `general.*` metadata of the first file.
@@ -131,11 +131,11 @@ impl GgufBuilder {
     }
 
     /// Adds the data of a tensor and its padding. Returns its offset, in bytes from the beginning of the data. `None`
-    /// if the data would be too large.
+    /// if the data would be too large, or is not that of a type of GGUF.
     fn tensor(&mut self, model: &Model, id: TensorId) -> Option<u64> {
         let (tensor, offset) = (model.tensor(id), self.data_len);
         // A shard may be of another format.
-        if tensor.info.layout.is_some() {
+        if tensor.info.layout.is_some() || tensor.info.dtype.ggml().is_none() {
             return None;
         }
         let end = offset.checked_add(tensor.info.nbytes())?;

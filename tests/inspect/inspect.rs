@@ -216,7 +216,7 @@ fn dataset_of_gguf_files_is_exported_with_its_data() {
         let start = file.len() - 128;
         file[start..].iter_mut().zip(first..).for_each(|(byte, value)| *byte = value);
         std::fs::write(room.path(&format!("set/{name}")), &file).unwrap();
-        json!({"shard_path": name, "samples_count": 2, "bytes": file.len()})
+        json!({"shard_path": name, "samples_count": 64, "bytes": file.len()})
     });
     let manifest = json!({"format_version": "1.0", "safetensors_version": "1.0", "shards": shards});
     std::fs::write(room.path("set/dataset_manifest.json"), manifest.to_string()).unwrap();
