@@ -1,6 +1,6 @@
 //! Reads of tensor files: their bytes, the page cache, direct I/O, read-ahead and threads.
 
-use crate::support::{Scene, python, require_fuse, run_ok, wait_until};
+use crate::support::{Scene, python, require_fuse, require_root, run_ok, wait_until};
 use safetensors::SafeTensors;
 
 #[test]
@@ -82,7 +82,7 @@ fn direct_io_reads_the_same_bytes() {
 
 #[test]
 fn root_mount_sets_the_read_ahead_of_the_kernel() {
-    require_fuse!();
+    require_root!();
     let scene = Scene::new();
     let mount = scene.mount(&scene.sample(), &[]);
     let list = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
