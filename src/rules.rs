@@ -25,6 +25,8 @@ pub enum CheckRule {
     Index,
     Split,
     Hash,
+    /// A whole file does not have the SHA-256 that its name, a list beside it or the command line says.
+    FileHash,
     Nan,
     /// An entry of an archive is described in two ways that differ.
     Archive,
@@ -66,6 +68,8 @@ pub enum CheckRule {
     Kohya,
     Infinite,
     Companion,
+    /// The configuration contradicts the tensors of quantized weights.
+    QuantizationConfig,
     ZeroWeight,
 
     /// Shards without an index are one model because of the numbers in their names.
@@ -92,6 +96,7 @@ impl CheckRule {
     pub fn hint(self) -> Option<&'static str> {
         Some(match self {
             Self::Hash => "the data has changed since the hash was computed, or was written in another order",
+            Self::FileHash => "a broken download, a changed file, or another version of it: fetch the file again",
             Self::Archive => "programs that read the other description see another file",
             Self::PickleCode => {
                 "do not load the file with torch.load or pickle unless you trust its origin; weightfs and torch.load(..., \
@@ -127,6 +132,9 @@ impl CheckRule {
             Self::Infinite => "masks may have infinite values, weights should not",
             Self::Companion => {
                 "such weights are shown as stored: the model is incomplete, or weightfs does not recognise a variant of the scheme"
+            }
+            Self::QuantizationConfig => {
+                "the configuration may be that of another model, or of another version of this one"
             }
             Self::ZeroWeight => "a trained weight is not zero; data may be missing",
             Self::ZeroScale => "normal for groups in which all weights are zero, or nearly so",

@@ -15,6 +15,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use weightfs::format;
+use weightfs::inspect::check::is_sum;
 
 /// A command and its arguments.
 #[derive(Subcommand, Debug, PartialEq)]
@@ -416,7 +417,7 @@ pub struct SummaryArgs {
 const CHECK_HELP: &str = "\
 Errors: a header that the official reader rejects, with every problem in it; a duplicate tensor
 name; an index or manifest that does not match the files; a modelspec.hash_sha256 or sshs_model_hash
-that does not match the data; NaN values; data that ends in 1 MiB of zeros or more as an unfinished
+that does not match the data; a file that does not match its SHA-256; NaN values; data that ends in 1 MiB of zeros or more as an unfinished
 download does, from the middle of a tensor on or in most of the model; data that is all zeros.
 
 Warnings: a tensor that is not aligned to its element size; deviations from the format that readers
@@ -428,8 +429,9 @@ type; token lists of different lengths; missing padding, and bytes after the las
 Notes: tensors whose bytes are all zero, except single values. Many models have some: biases, and
 matrices that are zero before training. Notes do not change the exit status.
 
-If the metadata contains a hash, all data is read to verify it. --values reads all data and looks
-for NaN, infinite values and zeros.
+If a hash is known, all data is read to verify it: a hash in the metadata, --sha256, a line of a file
+SHA256SUMS beside the model, and the name of a file in the cache of the Hugging Face Hub or in a store
+of Ollama. --values reads all data and looks for NaN, infinite values and zeros.
 
 Exit status: 0 no errors, 1 errors, 2 usage error, or a file that cannot be read or changed during
 the check, or output that cannot be printed.";
@@ -448,6 +450,10 @@ pub struct CheckArgs {
     /// Read only headers; do not verify hashes
     #[arg(long, conflicts_with = "values")]
     pub no_data: bool,
+
+    /// SHA-256 that the file must have
+    #[arg(long, value_name = "SUM", value_parser = parse_sum, conflicts_with = "no_data")]
+    pub sha256: Option<String>,
 
     /// Also exit with status 1 if there are only warnings
     #[arg(long)]
@@ -597,6 +603,12 @@ pub struct MetadataPair {
     pub key: String,
     /// `None` if it is read from standard input.
     pub value: Option<String>,
+}
+
+/// A SHA-256 as programs print it, with or without `sha256:` before it.
+fn parse_sum(word: &str) -> Result<String, String> {
+    let sum = word.strip_prefix("sha256:").unwrap_or(word).to_ascii_lowercase();
+    is_sum(&sum).then_some(sum).ok_or_else(|| "a SHA-256 has 64 hexadecimal digits".to_owned())
 }
 
 /// Parses `KEY=VALUE`, split at the first `=`, or a `KEY` alone.

@@ -30,10 +30,13 @@ pub fn run_check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
         let models = NamedModels::find(&args.input.sources, &args.input.remote, out)?;
         let NamedModels { files, copies, failed, mut connecting } = models;
+        if args.sha256.is_some() && files.len() + copies.len() > 1 {
+            anyhow::bail!("--sha256 is for one file, not for {} models; {SUMS}", files.len() + copies.len());
+        }
         let mut code = if failed { TROUBLE } else { 0 };
         // Programs may load a file that no mount shows.
         for NamedModel { location, top } in files.iter().chain(&copies) {
-            let checked = check_source(location, top.as_ref(), args);
+            let checked = check_source(location, top.as_ref(), args)?;
             drop(connecting.take());
             match checked {
                 Ok(mut report) => {
@@ -66,8 +69,26 @@ fn reason(error: &Error) -> String {
     }
 }
 
-fn check_source(location: &Location, top: Option<&Location>, args: &CheckArgs) -> Result<CheckReport, Error> {
-    let mut check = ModelCheck::open(location, top)?;
+/// The advice to users who have several sums.
+const SUMS: &str = "a file SHA256SUMS beside the files may have the sums of all of them";
+
+/// Checks a model. Fails if it has several files and the command line has a sum for one.
+fn check_source(
+    location: &Location,
+    top: Option<&Location>,
+    args: &CheckArgs,
+) -> anyhow::Result<Result<CheckReport, Error>> {
+    let mut check = match ModelCheck::open(location, top) {
+        Ok(check) => check,
+        Err(error) => return Ok(Err(error)),
+    };
+    if let Some(Err(files)) = args.sha256.clone().map(|sum| check.expect_sum(sum)) {
+        anyhow::bail!("{location}: --sha256 is for one file, not for {files}; {SUMS}");
+    }
+    Ok(read_source(check, args))
+}
+
+fn read_source(mut check: ModelCheck, args: &CheckArgs) -> Result<CheckReport, Error> {
     check.compare_index(index_rows)?;
     if !args.no_data {
         let progress = ProgressLine::new("checking", check.bytes_to_read(args.values));

@@ -15,6 +15,7 @@ use weightfs::inspect::{
     GgufFact, GgufFacts, GgufFileType, ImageFolder, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, ModelIdentity,
     QuantizationTotal, SpecialToken, TensorBreakdown, TensorTotals, TrainingFacts, is_kohya,
 };
+use weightfs::model::quantization::ProblemKind;
 use weightfs::model::{Model, Shard};
 use weightfs::source::Location;
 use weightfs::text::{brackets, printable, quote};
@@ -120,7 +121,7 @@ impl InspectPage<'_> {
             labelled("Tensors", [grouped(all.tensors)]),
             labelled("Parameters", [format_count(all.parameters) + &unrounded(all.parameters, "") + &bits]),
             self.quantized(quantized),
-            self.not_recognised(),
+            self.quantization_warnings(),
             // The page of a GGUF model has a table of them.
             if self.gguf.is_some() { Vec::new() } else { group_rows("Dtypes", dtypes, self.shown) },
             labelled(
@@ -155,12 +156,16 @@ impl InspectPage<'_> {
         labelled("Quantization", lines.into_iter().chain(and_more(kinds.len(), self.shown)))
     }
 
-    /// Warnings about tensors that look quantized and are not recognised.
-    fn not_recognised(&self) -> Vec<(String, String)> {
-        let warnings = self.model.quantized.warnings();
+    /// Warnings about tensors that look quantized and are not recognised, and about values that may be wrong.
+    fn quantization_warnings(&self) -> Vec<(String, String)> {
+        let warnings = self.model.quantized.warnings().iter();
+        let (doubtful, warnings): (Vec<_>, Vec<_>) =
+            warnings.partition(|warning| warning.problem == ProblemKind::Contradiction);
         let counted = "their stored elements are counted as parameters".to_owned();
         let counted = warnings.iter().any(|warning| !warning.example.is_empty()).then_some(counted);
-        labelled("Not recognised", warnings.iter().flat_map(|warning| self.fold(&warning.to_string())).chain(counted))
+        let warnings = warnings.into_iter().flat_map(|warning| self.fold(&warning.to_string())).chain(counted);
+        let doubtful = doubtful.into_iter().flat_map(|warning| self.fold(&warning.to_string()));
+        [labelled("Not recognised", warnings), labelled("Doubtful values", doubtful)].concat()
     }
 
     /// Text as lines that fit beside the labels.

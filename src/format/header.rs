@@ -172,6 +172,11 @@ impl Deref for Header {
 }
 
 impl Header {
+    /// The header of a file of `len` bytes that has no tensors.
+    pub fn empty(len: u64) -> Self {
+        Self { data_start: len, ..Self::default() }
+    }
+
     /// The range of the header as human-readable text, including its padding, in bytes from the start of the file.
     /// `None` if the header of the format is not text.
     pub fn text(&self) -> Option<Range<u64>> {

@@ -55,7 +55,9 @@ fn source_errno(error: &source::Error) -> Errno {
         source::Error::Changed { .. } | source::Error::Replaced { .. } => Errno::ESTALE,
         source::Error::Remote { failure: RemoteFailure::Changed, .. } => Errno::ESTALE,
         source::Error::Remote { .. } | source::Error::Cut { .. } => Errno::EIO,
-        source::Error::OutOfRange { .. } | source::Error::NotAFile { .. } => Errno::EIO,
+        source::Error::OutOfRange { .. } | source::Error::NotAFile { .. } | source::Error::Dangling { .. } => {
+            Errno::EIO
+        }
         source::Error::Outside { .. } => Errno::EACCES,
         source::Error::Io { error, .. } => match error.raw_os_error() {
             // The source is on a FUSE mount whose daemon is gone. A reader that got these errors would conclude that

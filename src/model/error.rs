@@ -50,9 +50,10 @@ impl Error {
 
     /// Whether the message may quote names or numbers from a file.
     pub(super) fn quotes(&self) -> bool {
-        use source::Error::{Changed, Io, NotAFile, Outside, Replaced};
+        use source::Error::{Changed, Dangling, Io, NotAFile, Outside, Replaced};
         let named = |error: &source::Error| {
-            matches!(error, Io { .. } | NotAFile { .. } | Changed { .. } | Replaced { .. } | Outside { .. })
+            let is_of_path = matches!(error, Io { .. } | NotAFile { .. } | Dangling { .. });
+            is_of_path || matches!(error, Changed { .. } | Replaced { .. } | Outside { .. })
         };
         !matches!(self, Self::Linked { .. }) && !matches!(self, Self::Source(error) if named(error))
     }

@@ -4,6 +4,7 @@ mod access;
 mod assemble;
 mod assembled;
 mod catalog;
+pub mod contradictions;
 mod dequantized;
 mod diff;
 mod error;

@@ -82,7 +82,10 @@ pub fn open_model(location: &Location, mode: ParseMode) -> Result<Model, Error> 
 /// lie in its directory or in its store. The error quotes nothing of files that links lead to from there.
 pub fn open_below(top: Option<&Location>, location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let error = match assemble_model(location, mode).and_then(|mut model| model.recognise().map(|()| model)) {
-        Err(error) if error.quotes() => error,
+        Err(error) if error.quotes() => match location.path().and_then(source::unfinished_download) {
+            Some(reason) => return Err(Error::of_set(location, reason)),
+            None => error,
+        },
         opened => return opened,
     };
     let KnownFiles { main, others, base } = assemble::known_files(location);
@@ -136,5 +139,8 @@ fn no_model(location: &Location, catalog: &Catalog) -> Error {
     let suffixes: Vec<_> = format::suffixes().collect();
     let unreadable = catalog.unreadable().next().map(|message| format!("; {message}")).unwrap_or_default();
     let suffixes = suffixes.join(", ");
+    if let Some(reason) = location.path().and_then(source::missing_download) {
+        return Error::of_set(location, format!("a directory without models: {reason}{unreadable}"));
+    }
     Error::of_set(location, format!("a directory without models, whose names end in {suffixes}{unreadable}"))
 }

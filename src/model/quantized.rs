@@ -1,7 +1,7 @@
 //! The quantized weights of a model, by tensor and by name.
 
 use super::ids::TensorId;
-use super::quantization::{QuantizedWeight, RecognisedWeights, WeightWarning};
+use super::quantization::{ProblemKind, QuantizedWeight, RecognisedWeights, WeightWarning};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -95,12 +95,18 @@ impl QuantizedWeights {
     }
 
     pub fn notes(&self) -> impl Iterator<Item = String> {
-        self.warnings().iter().map(|warning| match warning.example.is_empty() && !self.weights().is_empty() {
-            true => format!("{warning}; {DEQUANTIZED_NEVERTHELESS}"),
-            false => format!("not dequantized: {warning}; {NOT_DEQUANTIZED}"),
+        self.warnings().iter().map(|warning| match warning.problem {
+            ProblemKind::Contradiction => format!("{warning}; {CONTRADICTION}"),
+            _ if warning.example.is_empty() && !self.weights().is_empty() => {
+                format!("{warning}; {DEQUANTIZED_NEVERTHELESS}")
+            }
+            _ => format!("not dequantized: {warning}; {NOT_DEQUANTIZED}"),
         })
     }
 }
+
+/// The consequence of a contradiction between the configuration and the tensors.
+const CONTRADICTION: &str = "dequantized values may be wrong";
 
 /// Follows a warning about an unknown method in the configuration, if the model has weights of known schemes.
 const DEQUANTIZED_NEVERTHELESS: &str =

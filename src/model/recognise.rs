@@ -2,6 +2,7 @@
 //! schemes themselves are in `quantization`.
 
 use super::assemble::set;
+use super::contradictions::{self, SAMPLE_BYTES};
 use super::error::Error;
 use super::ids::TensorId;
 use super::population::TensorPopulation;
@@ -38,8 +39,23 @@ impl Model {
         let (config, needed) = read_configs(self)?;
         let found = match quantization::wanted(&tensors) {
             Ok(wanted) => {
-                tensors.contents = read_contents(self, &wanted)?;
-                quantization::recognise_weights(&tensors, &config)
+                let all: Vec<(usize, u64)> =
+                    wanted.iter().map(|index| (*index, tensors.tensor(*index).bytes)).collect();
+                tensors.contents = read_contents(self, &all)?;
+                let mut found = quantization::recognise_weights(&tensors, &config);
+                contradictions::add_contradictions(&mut found, &tensors, &config);
+                let samples = contradictions::zero_point_samples(&found, &tensors);
+                let words: Vec<(usize, u64)> = samples.iter().map(|(_, zeros)| (*zeros, SAMPLE_BYTES)).collect();
+                let words = read_contents(self, &words)?;
+                for (weight, zeros) in samples {
+                    contradictions::check_sample(
+                        &mut found,
+                        weight,
+                        words.get(&zeros).map_or(&[], Vec::as_slice),
+                        &tensors,
+                    );
+                }
+                found
             }
             Err(warnings) => RecognisedWeights { warnings, ..RecognisedWeights::default() },
         };
@@ -80,7 +96,8 @@ impl StoredTensors for LogicalTensors<'_> {
 
 const FETCHED_AT_ONCE: usize = 32;
 
-fn read_contents(model: &Model, wanted: &[usize]) -> Result<HashMap<usize, Vec<u8>>, Error> {
+/// The first bytes of tensors, which are given by their numbers with how many bytes are read.
+fn read_contents(model: &Model, wanted: &[(usize, u64)]) -> Result<HashMap<usize, Vec<u8>>, Error> {
     let is_remote = model.sources.iter().any(|source| source.id().is_some_and(|(device, _)| source::is_tree(device)));
     let threads = if is_remote { FETCHED_AT_ONCE } else { 1 };
     let (first, rest) = wanted.split_at(wanted.len().div_ceil(threads));
@@ -100,10 +117,10 @@ fn read_contents(model: &Model, wanted: &[usize]) -> Result<HashMap<usize, Vec<u
     })
 }
 
-fn read_share(model: &Model, share: &[usize]) -> Result<Vec<(usize, Vec<u8>)>, Error> {
-    let read = share.iter().map(|index| {
+fn read_share(model: &Model, share: &[(usize, u64)]) -> Result<Vec<(usize, Vec<u8>)>, Error> {
+    let read = share.iter().map(|(index, len)| {
         let tensor = model.tensor(TensorId::new(*index));
-        let mut bytes = vec![0; tensor.info.nbytes() as usize];
+        let mut bytes = vec![0; *len as usize];
         model.data(&tensor).fill(&mut bytes, 0, &ReadRequest::WAIT)?;
         Ok((*index, bytes))
     });

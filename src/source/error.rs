@@ -22,6 +22,13 @@ pub enum Error {
     /// `kind` has an article: "a directory".
     #[error("{}: {kind}, not a regular file", path.display())]
     NotAFile { path: PathBuf, kind: &'static str },
+    /// A link leads to no file.
+    #[error("{}: {reason}", path.display())]
+    Dangling {
+        path: PathBuf,
+        /// Where it leads to, and how to get the file if it was not downloaded.
+        reason: String,
+    },
     /// A file that is not on this machine cannot be read.
     #[error("{}: {reason}", name.display())]
     Remote {
@@ -104,7 +111,7 @@ impl Error {
             {
                 Some((path, ErrorCause::Shortage))
             }
-            Self::Io { path, .. } => Some((path, ErrorCause::Io)),
+            Self::Io { path, .. } | Self::Dangling { path, .. } => Some((path, ErrorCause::Io)),
             Self::OutOfRange { .. } => None,
         }
     }

@@ -5,8 +5,9 @@ use super::info::indices;
 use super::map::OpenFile;
 use super::pool::{FilePool, FileSlot};
 use super::version::FileVersion;
-use super::{Bytes, DiskBlock, Error, Source, SourceInfo};
+use super::{Bytes, DiskBlock, Error, Source, SourceInfo, downloads};
 use fiemap::{Fiemap, FiemapExtentFlags, FiemapFlags};
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,7 +42,13 @@ impl MappedFile {
     fn open_in(path: &Path, pool: &'static FilePool<OpenFile>) -> Result<Self, Error> {
         let absolute = std::path::absolute(path).map_err(|error| Error::io(path, error))?;
         let slot = Arc::default();
-        let open = pool.get(&slot, || OpenFile::open(&absolute, path, None))?;
+        let open = pool.get(&slot, || OpenFile::open(&absolute, path, None)).map_err(|error| match error {
+            Error::Io { error: io, path } if io.kind() == ErrorKind::NotFound => match downloads::dangling(&path) {
+                Some(reason) => Error::Dangling { path, reason },
+                None => Error::Io { error: io, path },
+            },
+            error => error,
+        })?;
         Ok(Self { version: open.version.clone(), slot, pool })
     }
 

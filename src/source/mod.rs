@@ -1,6 +1,7 @@
 //! Sources of bytes: local files, memory, zeros, and files of trees elsewhere. Does not depend on what the bytes mean.
 
 mod bytes;
+mod downloads;
 mod error;
 mod fetched;
 mod file;
@@ -25,6 +26,7 @@ use std::ops::Range;
 use std::path::Path;
 
 pub use bytes::Bytes;
+pub use downloads::{missing_download, unfinished_download};
 pub use error::{Error, ErrorCause, FetchFailure, RemoteFailure, strerror};
 pub use fetched::{FetchedFile, FetchedOpener, fetched_files_limit, limit_fetched_files};
 pub use file::{MappedFile, limit_open_files};

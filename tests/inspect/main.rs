@@ -5,6 +5,7 @@
 mod cache;
 mod check;
 mod demo;
+mod downloads;
 mod hostile;
 mod identity;
 mod inspect;

@@ -254,6 +254,164 @@ fn scales_that_spoil_values_are_errors_that_name_the_weight() {
     assert_eq!(found(&room, "--values codes").0, ["error nan"]);
 }
 
+/// Weights of 64 rows and 64 columns in GPTQ, and the words of their zero points.
+fn gptq_with_zeros(layers: &'static [&str; 5], zeros: [u32; 5]) -> Vec<Tensor<'static>> {
+    let layers = layers.iter().zip(zeros).flat_map(|(layer, zeros)| {
+        let name = |ending: &str| -> &'static str { format!("{layer}.{ending}").leak() };
+        [
+            (name("qweight"), Dtype::I32, &[8, 64][..], ints(0..512)),
+            (name("qzeros"), Dtype::I32, &[2, 8], ints([zeros as i32; 16])),
+            (name("scales"), Dtype::F16, &[2, 64], repeated([0, 0x3c], 128)),
+        ]
+    });
+    layers.collect()
+}
+
+/// Symmetric codes have their zero point in the middle. If it is not there, the configuration is wrong, such as that of
+/// GPTQ about the two ways to store zero points, and so are all values.
+#[test]
+fn zero_points_that_contradict_the_configuration_are_warned_about() {
+    let room = Room::new();
+    let config = |format: &str| GPTQ.replace("\"bits\"", &format!("\"checkpoint_format\": \"{format}\", \"bits\""));
+    let layers = &["a", "b", "c", "d", "e"];
+    for (format, zeros) in [("gptq", 0x7777_7777), ("gptq_v2", 0x8888_8888)] {
+        write(&room, "good", &config(format), &gptq_with_zeros(layers, [zeros; 5]));
+        assert_eq!(found(&room, "--values good").0, [""; 0], "{format}");
+    }
+    // The three weights that are looked at are one finding; with --values, the other two are looked at too.
+    for (format, zeros, wrong) in [
+        ("gptq", 0x8888_8888, "(9 instead of 8; with checkpoint_format gptq_v2, they are)"),
+        ("gptq_v2", 0x7777_7777, "(7 instead of 8; with checkpoint_format gptq, they are)"),
+        ("gptq", 0x5a5a_5a5a, "(6 to 11 instead of 8)"),
+    ] {
+        write(&room, "bad", &config(format), &gptq_with_zeros(layers, [zeros; 5]));
+        let note = format!(
+            "GPTQ: symmetric by the configuration, but zero points are not in the middle of the codes {wrong}, such as \
+             \"a.qweight\", 3 tensors; dequantized values may be wrong"
+        );
+        let expected = (vec!["warning quantization-config".to_owned()], vec![note.clone()]);
+        assert_eq!(found(&room, "bad"), expected);
+        let (rules, messages) = found(&room, "--values bad");
+        let others = ["b", "d"].map(|layer| {
+            format!(
+                "tensor \"{layer}.qzeros\": 128 of 128 zero points are not in the middle of the codes {wrong}, although the \
+                 configuration says that \"{layer}.weight\" is symmetric"
+            )
+        });
+        assert_eq!((rules.len(), &messages[..1], &messages[1..]), (3, &[note.clone()][..], &others[..]));
+        let index: Value = serde_json::from_str(&room.ok("weightfs cat bad index.json")).unwrap();
+        assert_eq!(index["notes"], json!([note]));
+        let [ref object] = room.json("weightfs inspect --json bad")[..] else { panic!() };
+        assert_eq!(object["quantization"]["notes"], json!([note]));
+        let page = room.ok("weightfs inspect bad");
+        assert!(
+            page.contains("\n  Doubtful values  GPTQ: symmetric by the configuration") && !page.contains("Not rec")
+        );
+    }
+    // One weight of another program.
+    let mut zeros = [0x7777_7777; 5];
+    zeros[3] = 0x8777_7777;
+    write(&room, "one", &config("gptq"), &gptq_with_zeros(layers, zeros));
+    assert_eq!(found(&room, "one").0, [""; 0]);
+    let (rules, messages) = found(&room, "--values one");
+    assert_eq!(rules, ["warning quantization-config"]);
+    assert!(
+        messages[0].contains("\"d.qzeros\": 16 of 128") && messages[0].contains("(9 instead of 8)"),
+        "{messages:?}"
+    );
+    // Asymmetric ones may have any zero points.
+    let asymmetric = GPTQ.replace("true", "false");
+    write(&room, "free", &asymmetric, &gptq_with_zeros(layers, [0x1234_5678; 5]));
+    assert_eq!(found(&room, "--values free").0, [""; 0]);
+}
+
+#[test]
+fn symmetry_of_compressed_tensors_is_compared_with_the_zero_points() {
+    let room = Room::new();
+    let config = |symmetric: &str| {
+        let group = format!(r#"{{"weights": {{"num_bits": 8, "symmetric": {symmetric}}}}}"#);
+        format!(
+            r#"{{"quantization_config": {{"quant_method": "compressed-tensors", "format": "int-quantized",
+                "config_groups": {{"group_0": {group}}}}}}}"#
+        )
+    };
+    let plain: [Tensor; 2] =
+        [("m.weight", Dtype::I8, &[4, 4], vec![1; 16]), ("m.weight_scale", Dtype::F32, &[4, 1], floats(&[1.0; 4]))];
+    let with = |zero: u8| [&plain[..], &[("m.weight_zero_point", Dtype::I8, &[4, 1][..], vec![zero; 4])]].concat();
+    write(&room, "m", &config("true"), &plain);
+    assert_eq!(found(&room, "--values m").0, [""; 0]);
+    write(&room, "m", &config("false"), &with(3));
+    assert_eq!(found(&room, "--values m").0, [""; 0]);
+    // Old versions also store the zero points of symmetric weights.
+    write(&room, "m", &config("true"), &with(0));
+    assert_eq!(found(&room, "--values m").0, [""; 0]);
+    write(&room, "m", &config("true"), &with(3));
+    let (rules, messages) = found(&room, "--values m");
+    assert_eq!(rules, ["warning quantization-config"]);
+    assert!(messages[0].contains("not in the middle of the codes (3 instead of 0)"), "{messages:?}");
+    write(&room, "m", &config("false"), &plain);
+    let (rules, messages) = found(&room, "--values m");
+    assert_eq!(rules, ["warning quantization-config"]);
+    let expected = "int-quantized: asymmetric by the configuration, but there are no zero points (they are taken as 0), such as \
+                    \"m.weight\"; dequantized values may be wrong";
+    assert_eq!(messages, [expected]);
+}
+
+/// A layer that has other parameters is found by its name. If the name has changed, it is decoded with those of the
+/// model.
+#[test]
+fn parameters_of_layers_that_have_no_tensors_are_warned_about() {
+    let room = Room::new();
+    let tensors: [Tensor; 4] = [
+        ("language_model.model.layers.0.mlp.gate.weight", Dtype::U32, &[2, 8], vec![1; 64]),
+        ("language_model.model.layers.0.mlp.gate.scales", Dtype::F16, &[2, 1], vec![0; 4]),
+        ("language_model.model.layers.0.mlp.gate.biases", Dtype::F16, &[2, 1], vec![0; 4]),
+        ("language_model.lm_head.weight", Dtype::F16, &[2, 2], vec![0; 8]),
+    ];
+    let own = r#"{"group_size": 32, "bits": 8}"#;
+    let config = |layers: &[&str]| {
+        let layers: String = layers.iter().map(|layer| format!(", \"{layer}\": {own}")).collect();
+        format!(r#"{{"quantization": {{"group_size": 64, "bits": 4{layers}}}}}"#)
+    };
+    // One that matches, and some of layers that another file has.
+    write(&room, "m", &config(&[]), &tensors);
+    assert_eq!(found(&room, "m").0, [""; 0]);
+    write(&room, "m", &config(&["language_model.model.layers.7.mlp.gate", "vision_tower.out_proj"]), &tensors);
+    assert_eq!(found(&room, "m").0, [""; 0]);
+    for wrong in ["model.layers.0.mlp.gate", "model.language_model.layers.0.mlp.gate", "lm_head"] {
+        write(&room, "m", &config(&[wrong]), &tensors);
+        let (rules, messages) = found(&room, "m");
+        assert_eq!(rules, ["warning quantization-config"], "{wrong}");
+        let existing = if wrong == "lm_head" { "lm_head" } else { "model.layers.0.mlp.gate" };
+        let expected = format!(
+            "the configuration has parameters for a layer without tensors ({wrong}; there is language_model.{existing}); \
+             dequantized values may be wrong"
+        );
+        assert_eq!(messages, [expected]);
+    }
+    write(&room, "m", &config(&["model.layers.0.mlp.gate", "lm_head"]), &tensors);
+    assert!(found(&room, "m").1[0].contains("language_model.lm_head), and 1 more;"));
+    // The other programs, whose keys may be regular expressions.
+    let gptq = |layers: &str| GPTQ.replace("\"bits\"", &format!("{layers}, \"bits\""));
+    for layers in [
+        r#""dynamic": {"+:model\\.l\\.0\\.q": {"bits": 8}}"#,
+        r#""extra_config": {"model.l.0.q": {"bits": 8}}"#,
+        r#""quantized_layers": {"model.l.0.q": {"bits": 8}}"#,
+    ] {
+        write(&room, "m", &gptq(layers), &self::gptq());
+        let (rules, messages) = found(&room, "m");
+        assert_eq!(rules, ["warning quantization-config"], "{layers}");
+        assert!(messages[0].contains("(model.l.0.q; there is l.0.q)"), "{messages:?}");
+        for right in [
+            layers.replace("model", "").replacen(r"\\.l", "l", 1).replacen("\".l", "\"l", 1),
+            layers.replace("model", ".*"),
+        ] {
+            write(&room, "m", &gptq(&right), &self::gptq());
+            assert_eq!(found(&room, "m").0, [""; 0], "{right}");
+        }
+    }
+}
+
 #[test]
 fn scales_in_another_shard_are_checked() {
     let room = Room::new();

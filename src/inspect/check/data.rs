@@ -3,6 +3,7 @@
 
 use super::file::CheckedFile;
 use super::report::CheckReport;
+use super::sums::StatedSum;
 use crate::content::ReadRequest;
 use crate::format::{Dtype, DtypeBlock, TensorInfo};
 use crate::model;
@@ -71,10 +72,10 @@ struct TensorPicker {
 
 impl TensorPicker {
     fn picks(&mut self, tensor: &TensorInfo) -> bool {
-        if tensor.layout.is_some() {
+        if tensor.layout.is_some() || tensor.nbytes() == 0 {
             return false;
         }
-        let picked = tensor.nbytes() > 0 && tensor.range.start >= self.reached;
+        let picked = tensor.range.start >= self.reached;
         if picked {
             self.reached = tensor.range.end;
         } else if tensor.range.end > self.reached {
@@ -104,7 +105,8 @@ fn gathered(file: &CheckedFile) -> (Vec<usize>, u64) {
 
 /// Number of bytes that [`read_piece`] processes. Bytes that are both hashed and searched count twice.
 pub(super) fn bytes_to_read(file: &CheckedFile, values: bool) -> u64 {
-    let hashed = if file.stated.is_empty() { 0 } else { file.source.len() - file.header.data_start };
+    let hashed = hashed_bytes(file);
+    let hashed = hashed.end - hashed.start;
     let mut picker = TensorPicker::default();
     let searched = file.header.tensors().filter(|tensor| values && picker.picks(tensor)).map(|tensor| tensor.nbytes());
     let gathered = if values { gathered(file).0 } else { Vec::new() };
@@ -112,26 +114,56 @@ pub(super) fn bytes_to_read(file: &CheckedFile, values: bool) -> u64 {
     searched.chain(gathered).fold(hashed, u64::saturating_add)
 }
 
-/// Verifies the data hashes in the metadata and, if `values`, searches for NaN, infinity and zero data. What is found
-/// in tensors for which `is_companion` is true is not reported.
+/// The bytes that are hashed: those of the whole file or of its data, or none.
+fn hashed_bytes(file: &CheckedFile) -> Range<u64> {
+    let (start, end) = (file.header.data_start, file.source.len());
+    match (file.sums.is_empty(), file.stated.is_empty()) {
+        (false, _) => 0..end,
+        (true, false) => start..end,
+        (true, true) => start..start,
+    }
+}
+
+/// The hashes of a file and of its data, as far as they are known.
+#[derive(Default)]
+struct FileHashes {
+    file: Sha256,
+    data: Sha256,
+}
+
+impl FileHashes {
+    /// Adds bytes of a file, which begin at `offset`.
+    fn update(&mut self, file: &CheckedFile, bytes: &[u8], offset: u64) {
+        if !file.sums.is_empty() {
+            self.file.update(bytes);
+        }
+        if !file.stated.is_empty() {
+            let header = file.header.data_start.saturating_sub(offset).min(bytes.len() as u64);
+            self.data.update(&bytes[header as usize..]);
+        }
+    }
+}
+
+/// Verifies the hashes of the data and of the whole file and, if `values`, searches for NaN, infinity and zero data.
+/// What is found in tensors for which `is_companion` is true is not reported.
 pub(super) fn read_piece(
     file: &CheckedFile,
     values: bool,
-    is_companion: &dyn Fn(&TensorInfo) -> bool,
-    report: &mut CheckReport,
+    is_companion: &(dyn Fn(&TensorInfo) -> bool + Sync),
     advance: &(dyn Fn(u64) + Sync),
-) -> Result<(), model::Error> {
+) -> Result<CheckReport, model::Error> {
+    let mut report = CheckReport::default();
     let (pieces, unsearched) = if values { pieces(file) } else { Default::default() };
     let (gathered, not_gathered) = if values { gathered(file) } else { Default::default() };
     report.unsearched += unsearched + not_gathered;
     let mut found: BTreeMap<usize, TensorFindings> = BTreeMap::new();
     let start = file.header.data_start;
     let mut nonzero_end = start;
-    let data = start..if file.stated.is_empty() { start } else { file.source.len() };
-    let hasher = Mutex::new(Sha256::new());
-    let mut hashed = data.start;
+    let wanted = hashed_bytes(file);
+    let hasher = Mutex::default();
+    let mut hashed = wanted.start;
     for window in pieces.chunks(PIECES) {
-        let end = window.last().map_or(hashed, |last| last.bytes.end).clamp(hashed, data.end);
+        let end = window.last().map_or(hashed, |last| last.bytes.end).clamp(hashed, wanted.end);
         // The first job hashes the bytes that the others search.
         for done in threads::map_parallel(1 + window.len(), |at| match at.checked_sub(1) {
             None => hash(file, hashed..end, &hasher, advance).map(|()| None),
@@ -148,21 +180,21 @@ pub(super) fn read_piece(
         }
         hashed = end;
     }
-    hash(file, hashed..data.end, &hasher, advance)?;
+    hash(file, hashed..wanted.end, &hasher, advance)?;
     for some in gathered.chunks(GATHERED_TENSORS) {
         let searched = threads::map_parallel(some.len(), |at| search_gathered(file, some[at], advance));
         for (at, part) in some.iter().zip(searched) {
             found.insert(*at, part?);
         }
     }
-    let zero_from = zero_end(file, &pieces, nonzero_end, report);
+    let zero_from = zero_end(file, &pieces, nonzero_end, &mut report);
     for (tensor, TensorFindings { specials, zero }) in found {
         let tensor = file.header.tensor(tensor);
         if is_companion(&tensor) {
             continue;
         }
         if !specials.is_empty() {
-            report_specials(file, &tensor, &specials, report);
+            report_specials(file, &tensor, &specials, &mut report);
         }
         if zero > 0 && zero == tensor.nbytes() && zero_from.is_none_or(|from| tensor.range.start < from) {
             report.add(CheckRule::Zero, &file.name, Some(tensor.name), || {
@@ -170,7 +202,18 @@ pub(super) fn read_piece(
             });
         }
     }
-    let digest = HexDigits(&hasher.into_inner().unwrap_or_else(PoisonError::into_inner).finalize()).to_string();
+    let FileHashes { file: whole, data } = hasher.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let digest = HexDigits(&whole.finalize()).to_string();
+    for StatedSum { origin, sum } in &file.sums {
+        if *sum == digest {
+            report.verified.push((file.name.clone(), format!("SHA-256 ({origin})")));
+        } else {
+            report.add(CheckRule::FileHash, &file.name, None, || {
+                format!("the SHA-256 of the file is {digest}, but {origin} says {sum}")
+            });
+        }
+    }
+    let digest = HexDigits(&data.finalize()).to_string();
     for (key, stated) in &file.stated {
         if *stated == digest {
             report.verified.push((file.name.clone(), key.clone()));
@@ -180,7 +223,7 @@ pub(super) fn read_piece(
             });
         }
     }
-    Ok(())
+    Ok(report)
 }
 
 /// The pieces to search, in the order of the data, and the number of tensors that are not searched. Small tensors are
@@ -324,7 +367,7 @@ fn is_float(tensor: &TensorInfo) -> bool {
 fn hash(
     file: &CheckedFile,
     bytes: Range<u64>,
-    hasher: &Mutex<Sha256>,
+    hasher: &Mutex<FileHashes>,
     advance: &(dyn Fn(u64) + Sync),
 ) -> Result<(), model::Error> {
     let mut hasher = hasher.lock().unwrap_or_else(PoisonError::into_inner);
@@ -332,7 +375,7 @@ fn hash(
     for start in bytes.clone().step_by(AT_ONCE as usize) {
         let part = &mut buf[..AT_ONCE.min(bytes.end - start) as usize];
         file.source.read_exact_at(part, start)?;
-        hasher.update(&*part);
+        hasher.update(file, part, start);
         advance(part.len() as u64);
     }
     Ok(())

@@ -1,11 +1,12 @@
 //! Checks the header of one file: its form, the layout of its tensors, and its metadata.
 
 use super::report::CheckReport;
+use super::sums::{StatedSum, stated_sums};
 use crate::format::{
     self, Dtype, DtypeBlock, Header, HeaderInput, HeaderLint, MetadataValue, ParseMode, TensorInfo, numpy, safetensors,
 };
 use crate::inspect::conventions::{self, KOHYA_JSON, MODELSPEC_PREFIX};
-use crate::model;
+use crate::model::{self, Error};
 use crate::rules::CheckRule;
 use crate::source::{self, Location, Source};
 use crate::text::quote;
@@ -22,7 +23,7 @@ const DATA_ALIGNMENT: u64 = 8;
 /// but `mlx`.
 const LOADED_FORMATS: [&str; 4] = ["pt", "tf", "flax", "mlx"];
 
-/// A file whose header can be used, at least in part.
+/// A file whose header has been read.
 #[derive(Debug)]
 pub struct CheckedFile {
     /// The name of the file in messages.
@@ -33,13 +34,15 @@ pub struct CheckedFile {
     /// The data hashes (SHA-256) in the metadata: key and hexadecimal digits. Empty if the file is damaged, because the
     /// hashes could not match.
     pub stated: Vec<(String, String)>,
+    /// The sums that the whole file must have.
+    pub sums: Vec<StatedSum>,
 }
 
 impl CheckedFile {
-    /// Checks the file at a location. Findings call it `shown`. The file is `None` if nothing of its header can be
-    /// used.
-    pub fn check(shown: &Location, location: &Location) -> Result<(Option<Self>, CheckReport), source::Error> {
+    /// Checks the file at a location. Findings call it `shown`. The header is empty if nothing of it can be used.
+    pub fn check(shown: &Location, location: &Location) -> Result<(Self, CheckReport), Error> {
         let source = source::open_local(location)?;
+        let sums = stated_sums(location)?;
         let name = shown.to_string();
         let mut report = CheckReport::of_one_file();
         let (mut input, header) = model::load_header(&*source, ParseMode::Strict)?;
@@ -48,18 +51,20 @@ impl CheckedFile {
             Err(broken) => {
                 let header = model::load_more(&mut input, &*source, ParseMode::Lenient)?;
                 let Some(header) = check_damaged(&name, header, source.len(), &broken, &mut report) else {
-                    return Ok((None, report));
+                    // The sums say whether the download is broken, or the file has always been so.
+                    let header = Header::empty(source.len());
+                    return Ok((Self { name, source, header, stated: Vec::new(), sums }, report));
                 };
-                let file = Self { name, source, header, stated: Vec::new() };
+                let file = Self { name, source, header, stated: Vec::new(), sums };
                 file.check_tensors(&mut report);
-                return Ok((Some(file), report));
+                return Ok((file, report));
             }
         };
-        let mut file = Self { name, source, header, stated: Vec::new() };
+        let mut file = Self { name, source, header, stated: Vec::new(), sums };
         file.check_header(&mut input, &mut report)?;
         file.check_tensors(&mut report);
         file.stated = file.check_metadata(&mut report);
-        Ok((Some(file), report))
+        Ok((file, report))
     }
 
     fn check_header(&self, input: &mut HeaderInput, report: &mut CheckReport) -> Result<(), source::Error> {

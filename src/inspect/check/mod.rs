@@ -9,17 +9,20 @@ mod file;
 mod quantized;
 mod report;
 mod set;
+mod sums;
 
-use crate::format::ParseMode;
+use crate::format::{ParseMode, TensorInfo};
 use crate::model::{self, Error, LINKED, Model};
 use crate::source::{self, Location, Source};
 use crate::threads;
 use dataset::CheckedDataset;
 use file::CheckedFile;
+use sums::StatedSum;
 
 pub use crate::rules::{CheckRule, Severity};
 pub use dataset::IndexRow;
 pub use report::{CheckFinding, CheckReport};
+pub use sums::is_sum;
 
 /// A model whose headers have been checked.
 #[derive(Debug)]
@@ -61,7 +64,7 @@ impl ModelCheck {
         }) {
             let (file, found) = result?;
             report.merge(found);
-            files.extend(file);
+            files.push(file);
         }
         if let Some(file) = files.first().filter(|_| !is_set) {
             if let Some(model) = &model {
@@ -86,6 +89,18 @@ impl ModelCheck {
         Ok(Self { files, quantized, dataset, report })
     }
 
+    /// States the SHA-256 that the file must have, 64 hexadecimal digits in lower case. Fails with the number of files
+    /// if the model has several.
+    pub fn expect_sum(&mut self, sum: String) -> Result<(), usize> {
+        match &mut self.files[..] {
+            [_, _, ..] => return Err(self.files.len()),
+            files => {
+                files.iter_mut().for_each(|file| file.sums.push(StatedSum { origin: "--sha256", sum: sum.clone() }))
+            }
+        }
+        Ok(())
+    }
+
     /// Number of bytes that [`ModelCheck::read`] will read.
     pub fn bytes_to_read(&self, values: bool) -> u64 {
         let data = self.files.iter().map(|file| data::bytes_to_read(file, values)).fold(0, u64::saturating_add);
@@ -93,22 +108,25 @@ impl ModelCheck {
         quantized.fold(data, u64::saturating_add)
     }
 
-    /// Verifies the data hashes in the metadata and, if `values`, searches for NaN, infinity and zero data, and checks
-    /// the companions of quantized weights. Calls `advance` with the number of bytes that have been read since the last
-    /// call.
+    /// Verifies the hashes of the data and of whole files and, if `values`, searches for NaN, infinity and zero data,
+    /// and checks the companions of quantized weights. Calls `advance` with the number of bytes that have been read
+    /// since the last call.
     pub fn read(&mut self, values: bool, advance: &(dyn Fn(u64) + Sync)) -> Result<(), Error> {
-        for file in &self.files {
-            let model = self.quantized.as_ref().map(|(model, _)| model);
-            data::read_piece(
-                file,
-                values,
-                &|tensor| model.is_some_and(|model| quantized::is_companion(model, tensor)),
-                &mut self.report,
-                advance,
-            )?;
+        let model = self.quantized.as_ref().map(|(model, _)| model);
+        let is_companion = |tensor: &TensorInfo| model.is_some_and(|model| quantized::is_companion(model, tensor));
+        // The values of one file are searched on all cores. A hash takes one core, so that all files are hashed at
+        // once.
+        let at_once = if values { 1 } else { self.files.len().max(1) };
+        for some in self.files.chunks(at_once) {
+            for found in
+                threads::map_parallel(some.len(), |at| data::read_piece(&some[at], values, &is_companion, advance))
+            {
+                self.report.merge(found?);
+            }
         }
         if let Some((model, names)) = self.quantized.as_ref().filter(|_| values) {
             quantized::read_companion(model, names, &mut self.report, advance)?;
+            quantized::read_zero_points(model, names, &mut self.report, advance)?;
         }
         if let Some(dataset) = self.dataset.as_ref().filter(|_| values) {
             dataset.find_padding(&mut self.report)?;

@@ -7,6 +7,7 @@ use crate::codec::quantized::{
 };
 use crate::content::ReadRequest;
 use crate::format::TensorInfo;
+use crate::model::contradictions::{SAMPLE_BYTES, ZeroPointFaults};
 use crate::model::quantization::{ProblemKind, ProblemPlace, QuantizedWeight, WeightWarning};
 use crate::model::{Error, Model, TensorId, TensorParts};
 use crate::rules::CheckRule;
@@ -25,13 +26,18 @@ const TENSORS_AT_ONCE: usize = 1024;
 pub(super) fn check_recognition(model: &Model, name: &str, is_whole: bool, report: &mut CheckReport) {
     let quantized = &model.quantized;
     // If the scheme is unknown, it is also unknown which companions there must be.
-    let is_known = quantized.warnings().iter().all(|warning| !warning.places.is_empty());
+    let mut unknown = quantized.warnings().iter().filter(|warning| warning.problem == ProblemKind::Unknown);
+    let is_known = unknown.all(|warning| !warning.places.is_empty());
     for (warning, note) in quantized.warnings().iter().zip(quantized.notes()) {
         let WeightWarning { problem, scheme, reason, count, ref places, .. } = *warning;
         match problem {
             ProblemKind::Missing if !is_whole => continue,
             ProblemKind::Missing if scheme.is_some() || is_known => {}
             ProblemKind::Mismatch => {}
+            ProblemKind::Contradiction => {
+                report.add(CheckRule::QuantizationConfig, name, None, || note);
+                continue;
+            }
             ProblemKind::Missing | ProblemKind::Unknown => {
                 report.add(CheckRule::Quantized, name, None, || note);
                 continue;
@@ -57,7 +63,9 @@ pub(super) fn is_companion(model: &Model, tensor: &TensorInfo) -> bool {
 
 /// Number of bytes that [`read_companion`] processes.
 pub(super) fn bytes_to_read(model: &Model) -> u64 {
-    checked(model).map(|companion| companion.info(model).nbytes()).fold(0, u64::saturating_add)
+    let zeros = symmetric_zeros(model).map(|(_, zeros)| zeros);
+    let all = checked(model).map(|companion| companion.tensor).chain(zeros);
+    all.map(|tensor| model.tensor(tensor).info.nbytes()).fold(0, u64::saturating_add)
 }
 
 /// A companion whose numbers are checked.
@@ -140,6 +148,63 @@ fn faults(
         };
         faults.merge(&part, start / real.bytes());
         advance(end - start);
+    }
+    Ok(faults)
+}
+
+/// The weights whose zero points must all be in the middle of the codes, with these, unless opening the model has
+/// already found some that are not.
+fn symmetric_zeros(model: &Model) -> impl Iterator<Item = (&QuantizedWeight, TensorId)> {
+    let contradictions = model.quantized.warnings().iter().filter(|one| one.problem == ProblemKind::Contradiction);
+    let reported: HashSet<usize> = contradictions.flat_map(|one| &one.places).map(|place| place.tensor).collect();
+    let weights = model.quantized.weights().iter().filter(move |weight| !reported.contains(&weight.values));
+    weights.filter_map(|weight| Some((weight, TensorId::new(weight.symmetric_zeros()?))))
+}
+
+/// Reads the zero points of weights that are symmetric by the configuration, and reports those that are not in the
+/// middle of the codes. `names` are the names of the files in messages.
+pub(super) fn read_zero_points(
+    model: &Model,
+    names: &[String],
+    report: &mut CheckReport,
+    advance: &(dyn Fn(u64) + Sync),
+) -> Result<(), Error> {
+    let all: Vec<(&QuantizedWeight, TensorId)> = symmetric_zeros(model).collect();
+    for some in all.chunks(TENSORS_AT_ONCE) {
+        let found = threads::map_parallel(some.len(), |at| zero_point_faults(model, some[at], advance));
+        for ((weight, zeros), faults) in some.iter().zip(found) {
+            let (faults, tensor) = (faults?, model.tensor(*zeros));
+            let Some(found) = faults.found(&weight.class.layout) else { continue };
+            let file = match tensor.parts {
+                TensorParts::One(shard) => names.get(shard.index()),
+                TensorParts::Many(_) => names.first(),
+            };
+            let (name, ZeroPointFaults { wrong, total, .. }) = (tensor.info.name, faults);
+            report.add(CheckRule::QuantizationConfig, file.map_or("", |name| name), Some(name), || {
+                let (name, of) = (quote(name), quote(model.weight_name(weight)));
+                let verb = if total == 1 { "zero point is" } else { "zero points are" };
+                format!(
+                    "tensor {name}: {wrong} of {total} {verb} not in the middle of the codes ({found}), although the \
+                     configuration says that {of} is symmetric"
+                )
+            });
+        }
+    }
+    Ok(())
+}
+
+fn zero_point_faults(
+    model: &Model,
+    (weight, zeros): (&QuantizedWeight, TensorId),
+    advance: &(dyn Fn(u64) + Sync),
+) -> Result<ZeroPointFaults, Error> {
+    let (tensor, mut faults, mut buf) = (model.tensor(zeros), ZeroPointFaults::default(), Vec::new());
+    let (data, len) = (model.data(&tensor), tensor.info.nbytes());
+    for start in (0..len).step_by(AT_ONCE as usize) {
+        buf.resize((len - start).min(AT_ONCE) as usize, 0);
+        data.fill(&mut buf, start, &ReadRequest::WAIT)?;
+        faults.look_at(&weight.class.layout, start / SAMPLE_BYTES, &buf);
+        advance(buf.len() as u64);
     }
     Ok(faults)
 }

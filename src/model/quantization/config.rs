@@ -26,8 +26,10 @@ pub struct QuantizationConfig {
     group_sizes: Vec<u64>,
     /// Rows and columns that share a scale; sorted.
     blocks: Vec<[u64; 2]>,
-    /// Whether quantization is symmetric, by the first entry about it.
-    pub is_symmetric: bool,
+    /// Whether quantization is symmetric, by each entry about it; sorted.
+    symmetry: Vec<bool>,
+    /// The layers that have parameters of their own.
+    overrides: Vec<String>,
     /// Whether columns are reordered ("act-order"), by the first entry about it.
     pub is_act_order: bool,
 }
@@ -72,7 +74,10 @@ const KEYS: [&str; 3] = ["quantization_config", "compression_config", "quantizat
 const INNER: [&str; 3] = ["text_config", "llm_config", "language_config"];
 
 /// The keys under which groups of layers have their own parameters.
-const GROUPS: &[&str] = &["config_groups", "quantized_layers", "modules"];
+const GROUPS: &[&str] = &["config_groups", "quantized_layers", "modules", "dynamic", "extra_config"];
+
+/// The keys among these under which the groups are layers: ModelOpt, GPTQModel and AutoRound.
+const LAYERS: &[&str] = &["quantized_layers", "dynamic", "extra_config"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GptqZeros {
@@ -110,7 +115,8 @@ impl QuantizationConfig {
             bits: sorted(numbers(all, &["num_bits", "bits", "w_bit"]).filter(|bits| (1..=8).contains(bits))),
             group_sizes: sorted(numbers(all, &["group_size", "q_group_size"]).filter(|size| *size > 0)),
             blocks: sorted(values(all, &["weight_block_size", "block_structure"]).filter_map(pair)),
-            is_symmetric: first_flag(all, &["sym", "symmetric"]),
+            symmetry: sorted(values(all, &["sym", "symmetric"]).filter_map(Value::as_bool)),
+            overrides: all.into_iter().flat_map(overrides).chain(layers_of_mlx(mlx)).collect(),
             is_act_order: first_flag(all, &["desc_act"]),
         }
     }
@@ -121,6 +127,16 @@ impl QuantizationConfig {
         let layers = value.get("layers").and_then(Value::as_object);
         self.comfy.extend(layers.into_iter().flatten().map(|(name, layer)| (name.clone(), layer.clone())));
         self
+    }
+
+    /// Whether quantization is symmetric; `None` if the configuration does not say so, or not of all layers.
+    pub fn symmetry(&self) -> Option<bool> {
+        only(self.symmetry.iter().copied())
+    }
+
+    /// The names of the layers that have parameters of their own.
+    pub fn overrides(&self) -> impl Iterator<Item = String> {
+        self.overrides.iter().chain(self.comfy.keys()).cloned()
     }
 
     pub fn comfy(&self, layer: &str) -> Option<&Value> {
@@ -243,6 +259,22 @@ fn sorted<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
 
 fn object_at<'c>(config: &'c Value, key: &str) -> Option<&'c Map<String, Value>> {
     config.get(key)?.as_object()
+}
+
+/// The names of layers in a configuration. GPTQModel and AutoRound also have regular expressions, which are left out
+/// unless they are names with escaped dots.
+fn overrides(parameters: &Map<String, Value>) -> impl Iterator<Item = String> {
+    let layers = LAYERS.iter().filter_map(|key| parameters.get(*key)?.as_object()).flat_map(Map::keys);
+    let names = layers.map(|name| name.trim_start_matches(['+', '-', ':']).replace("\\.", "."));
+    names.filter(|name| !name.is_empty() && !name.contains(|byte| "*+?[](){}|^$\\:".contains(byte)))
+}
+
+/// The names of layers in `quantization` of MLX: keys with an object, or `false` for a layer that is not quantized.
+fn layers_of_mlx(parameters: &Map<String, Value>) -> impl Iterator<Item = String> {
+    let own = parameters
+        .iter()
+        .filter(|(name, value)| (value.is_object() || **value == Value::Bool(false)) && !GROUPS.contains(&&***name));
+    own.map(|(name, _)| name.clone())
 }
 
 fn without_groups(parameters: &Map<String, Value>) -> Map<String, Value> {

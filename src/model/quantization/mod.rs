@@ -13,14 +13,13 @@ mod warnings;
 pub use config::{QuantizationConfig, parse_config};
 pub use schemes::{QuantizationScheme, SCHEMES, SchemeParameters};
 pub use site::{SiteTensor, StoredTensors, WeightEndings};
-pub use warnings::{ProblemKind, ProblemPlace, WeightWarning};
+pub use warnings::{ProblemKind, ProblemPlace, WeightRefusal, WeightWarning, add_warning};
 
 use crate::codec::quantized::{Parts, QuantizedLayout, QuantizedPart, ScaleType};
 use schemes::FoundWeight;
 use site::{CodeDtypes, WeightSite};
 use std::collections::HashMap;
 use std::sync::Arc;
-use warnings::{WeightRefusal, add_warning};
 
 /// A weight that is stored as codes and companions.
 #[derive(Debug, Clone)]
@@ -56,6 +55,12 @@ impl QuantizedWeight {
     /// The number of the tensor of a part, if the weight has that part.
     pub fn part(&self, part: QuantizedPart) -> Option<usize> {
         self.parts()[part as usize]
+    }
+
+    /// The number of the tensor with the zero points, if all of them must be in the middle of the codes: there are some
+    /// although the configuration says that the codes are symmetric.
+    pub fn symmetric_zeros(&self) -> Option<usize> {
+        self.part(QuantizedPart::Zeros).filter(|_| !self.class.parameters.asymmetric && self.class.elements() > 0)
     }
 
     pub fn parts(&self) -> Parts<Option<usize>> {
@@ -163,7 +168,7 @@ pub fn wanted(tensors: &dyn StoredTensors) -> Result<Vec<usize>, Vec<WeightWarni
     Ok(wanted)
 }
 
-fn all_tensors(tensors: &dyn StoredTensors) -> impl Iterator<Item = SiteTensor<'_>> {
+pub fn all_tensors(tensors: &dyn StoredTensors) -> impl Iterator<Item = SiteTensor<'_>> {
     (0..tensors.count()).map(|index| tensors.tensor(index))
 }
 

@@ -10,6 +10,8 @@ pub enum ProblemKind {
     Mismatch,
     /// The scheme, or its variant, is not known.
     Unknown,
+    /// The configuration contradicts the tensors. The weights are dequantized nevertheless.
+    Contradiction,
 }
 
 pub struct WeightRefusal {
@@ -29,6 +31,10 @@ impl WeightRefusal {
 
     pub fn missing(reason: &'static str, found: impl Into<String>) -> Self {
         Self { problem: ProblemKind::Missing, reason, found: found.into() }
+    }
+
+    pub fn contradiction(reason: &'static str, found: impl Into<String>) -> Self {
+        Self { problem: ProblemKind::Contradiction, reason, found: found.into() }
     }
 }
 
@@ -65,9 +71,10 @@ impl fmt::Display for WeightWarning {
         if !self.example.is_empty() {
             write!(f, ", such as \"{}\"", self.example.escape_debug())?;
         }
-        match self.count {
-            1 => Ok(()),
-            count => write!(f, ", {count} tensors"),
+        match (self.count, self.places.is_empty()) {
+            (1, _) => Ok(()),
+            (count, true) => write!(f, ", and {} more", count - 1),
+            (count, false) => write!(f, ", {count} tensors"),
         }
     }
 }

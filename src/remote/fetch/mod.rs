@@ -83,7 +83,7 @@ impl Fetcher {
             cache.and_then(|cache| {
                 let client = transport::TransportClient::new(options).map_err(|error| error.to_string())?;
                 let limits = limits(&start, cache.limit());
-                Ok(FetchSession::new(channel.clone(), client, cache, limits, start.offline, inputs))
+                Ok(FetchSession::new(channel.clone(), client, cache, limits, inputs))
             })
         };
         let session = match session {

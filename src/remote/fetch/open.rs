@@ -26,7 +26,6 @@ pub async fn resolve_location(
     cache: &BlockCache,
     url: &str,
     timeout: Duration,
-    offline: bool,
 ) -> Result<FoundTree, FetchFailure> {
     let location = RemoteLocation::parse(url).map_err(TransportError::from)?;
     let location = location.ok_or_else(|| FetchFailure::lasting("not a URL"))?;
@@ -34,7 +33,7 @@ pub async fn resolve_location(
     let resolved = retry(client, timeout, || client.resolve(&location)).await;
     let tree = match resolved.map_err(|error| (error.kind, error)) {
         // A repository of which the Hugging Face cache has some files. Offline, there are no others.
-        Ok(mut tree) if offline => {
+        Ok(mut tree) if client.is_offline_for(&location) => {
             tree.is_complete = true;
             tree
         }
@@ -45,7 +44,9 @@ pub async fn resolve_location(
             tree
         }
         Err((ErrorKind::Offline, error)) => find_kept(cache, &name).ok_or(error)?,
-        Err((ErrorKind::Transient { .. }, error)) if find_kept(cache, &name).is_some() => {
+        Err((ErrorKind::Transient { .. }, error))
+            if find_kept(cache, &name).is_some() || client.is_downloaded(&location) =>
+        {
             return Err(error.and("--offline reads what was fetched before").into());
         }
         Err((_, error)) => return Err(error.into()),

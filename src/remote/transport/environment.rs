@@ -31,7 +31,7 @@ impl Default for TransportOptions {
             offline: false,
             token_file: None,
             redirects_to: Vec::new(),
-            connect_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(4),
             idle_timeout: Duration::from_secs(30),
         }
     }

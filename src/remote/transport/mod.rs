@@ -84,6 +84,16 @@ impl TransportClient {
         self.wire.options().offline
     }
 
+    /// Whether no request may be sent for a location: none at all, or none to the Hub.
+    pub fn is_offline_for(&self, location: &RemoteLocation) -> bool {
+        self.is_offline() || matches!(location, RemoteLocation::Hub(_)) && self.hub.is_offline()
+    }
+
+    /// Whether the Hugging Face cache has files of a location, so that it can be read offline.
+    pub fn is_downloaded(&self, location: &RemoteLocation) -> bool {
+        matches!(location, RemoteLocation::Hub(hub) if self.hub.is_downloaded(hub))
+    }
+
     /// Number of requests that were sent so far, to servers of files and of credentials.
     pub fn requests(&self) -> u64 {
         self.wire.requests()

@@ -29,7 +29,7 @@ pub fn recognise_int8(site: &WeightSite) -> Answer {
         layout.zeros = ZeroPoints::Bytes;
     }
     let found = FoundWeight::new(site, "INT8", site.values.shape.to_vec(), layout);
-    Ok(Some(found.with(QuantizedPart::Zeros, zeros)))
+    Ok(Some(with_zeros(found, zeros, site)))
 }
 
 /// INT4 of ModelOpt: two rows of signed codes in a byte, with a scale for each group of columns.
@@ -104,7 +104,14 @@ pub fn recognise_packed(site: &WeightSite) -> Answer {
     let index = site.optional(INDEX, "I32", &[cols])?;
     layout.group_index = index.is_some();
     let found = FoundWeight::new(site, integer_name(bits), vec![rows, cols], layout);
-    Ok(Some(found.with(QuantizedPart::Zeros, zeros).with(QuantizedPart::GroupIndex, index)))
+    Ok(Some(with_zeros(found, zeros, site).with(QuantizedPart::GroupIndex, index)))
+}
+
+/// The weight with its zero points. Symmetric ones, which old versions stored too, do not make it asymmetric.
+fn with_zeros(found: FoundWeight, zeros: Option<SiteTensor>, site: &WeightSite) -> FoundWeight {
+    let mut found = found.with(QuantizedPart::Zeros, zeros);
+    found.asymmetric &= site.config.symmetry() != Some(true);
+    found
 }
 
 /// Codes in 32-bit words.

@@ -89,6 +89,6 @@ pub fn recognise_gptq(site: &WeightSite) -> Answer {
         .with(QuantizedPart::Zeros, Some(zeros))
         .with(QuantizedPart::GroupIndex, index);
     // Symmetric weights have zero points too.
-    (found.asymmetric, found.act_order) = (!site.config.is_symmetric, site.config.is_act_order);
+    (found.asymmetric, found.act_order) = (site.config.symmetry() != Some(true), site.config.is_act_order);
     Ok(Some(found))
 }

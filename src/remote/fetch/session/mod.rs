@@ -65,7 +65,6 @@ pub(super) struct FetchSession {
     planner: Planner,
     timeout: Duration,
     ahead_total: u64,
-    offline: bool,
     /// Whether the reading process has entered its sandbox. From then on it may be compromised, so only files that were
     /// known before are opened.
     is_sealed: bool,
@@ -96,7 +95,6 @@ impl FetchSession {
         client: TransportClient,
         cache: BlockCache,
         limits: PlannerLimits,
-        offline: bool,
         inputs: mpsc::UnboundedSender<LoopInput>,
     ) -> Self {
         let PlannerLimits { timeout, ahead_total, .. } = limits;
@@ -108,7 +106,6 @@ impl FetchSession {
             planner,
             timeout,
             ahead_total,
-            offline,
             is_sealed: false,
             epoch: Instant::now(),
             trees: Vec::new(),
@@ -258,11 +255,11 @@ impl FetchSession {
         if self.is_sealed {
             return self.fail(id, FetchFailure::lasting("no other URL can be opened after the mount"));
         }
-        let (client, cache, timeout, offline) = (self.client.clone(), self.cache.clone(), self.timeout, self.offline);
+        let (client, cache, timeout) = (self.client.clone(), self.cache.clone(), self.timeout);
         let (inputs, opening) = (self.inputs.clone(), self.opening.clone());
         tokio::spawn(async move {
             let _permit = opening.acquire().await;
-            let found = open::resolve_location(&client, &cache, &url, timeout, offline).await;
+            let found = open::resolve_location(&client, &cache, &url, timeout).await;
             let _ = inputs.send(LoopInput::Resolved { id, found });
         });
     }

@@ -19,6 +19,7 @@ use super::tree::{ByteOrigin, ProbedObject, ServerObject, ServerTree, TreeOrigin
 use super::url_file::UrlFile;
 use super::wire::{HttpWire, WireResponse, pieces};
 use crate::remote::location::{HubLocation, RemoteLocation};
+use cache::HubCache;
 use pinned::{HubEntry, content_from_hash, is_commit};
 pub(super) use pinned::{HubFile, RepoSnapshot};
 use settings::HubSettings;
@@ -39,6 +40,19 @@ impl HubTransport {
         Ok(HubTransport { wire, settings })
     }
 
+    pub fn is_offline(&self) -> bool {
+        self.settings.offline
+    }
+
+    /// Whether the Hugging Face cache has files of a location.
+    pub fn is_downloaded(&self, place: &HubLocation) -> bool {
+        let Some(cache) = &self.settings.cache else { return false };
+        let commit = cached_commit(cache, place);
+        let root = commit.map(|commit| HubLocation { revision: Some(commit), path: String::new(), ..place.clone() });
+        let files = root.map(|root| cache.walk(&root)).unwrap_or_default();
+        files.iter().any(|file| file.path == place.path || is_below(&file.path, &place.path))
+    }
+
     /// Pins the revision to a commit and lists the directory, or the directory of the file. A commit whose listing is
     /// in the Hugging Face cache needs no request.
     pub async fn resolve(&self, place: &HubLocation) -> TransportResult<ServerTree> {
@@ -46,8 +60,17 @@ impl HubTransport {
         let snapshot = if is_commit(asked) {
             RepoSnapshot::new(place, asked, false, None)
         } else if self.settings.offline {
-            let cached = self.settings.cache.as_ref().and_then(|cache| cache.commit(place, asked));
-            let commit = cached.ok_or_else(|| not_cached(&format!("revision {asked}")))?;
+            let cache = self.settings.cache.as_ref();
+            let commit = cache.and_then(|cache| cached_commit(cache, place)).ok_or_else(|| {
+                let others = cache.map(|cache| cache.commits(place)).unwrap_or_default();
+                let others: Vec<String> = others.into_iter().map(|commit| with_commit(place, commit)).collect();
+                let others = match &others[..] {
+                    [] => String::new(),
+                    [one] => format!("; it has {one}"),
+                    [some @ .., last] => format!("; it has {} and {last}", some.join(", ")),
+                };
+                not_cached(&format!("revision {asked}")).with_text(|text| text + &others)
+            })?;
             RepoSnapshot::new(place, &commit, false, None)
         } else {
             self.snapshot(place, asked).await?
@@ -66,6 +89,9 @@ impl HubTransport {
         for entry in entries {
             let Some(path) = entry.path.strip_prefix(&prefix).map(str::to_string) else { continue };
             files.insert(path, Some(self.listed_object(&snapshot, entry)?));
+        }
+        if files.is_empty() && self.settings.offline && !is_complete {
+            return Err(not_cached(&place.path));
         }
         if files.is_empty() {
             return Err(ErrorKind::Missing.error("there is no such file or directory at this revision"));
@@ -171,6 +197,22 @@ impl HubTransport {
             .map_err(|error| self.explain(error, &reply, &remote.snapshot.root, token.as_ref()))?;
         Ok((reply, part))
     }
+}
+
+/// The commit of a location in a Hugging Face cache.
+fn cached_commit(cache: &HubCache, place: &HubLocation) -> Option<String> {
+    let asked = place.revision.as_deref().unwrap_or("main");
+    if is_commit(asked) { Some(asked.to_owned()) } else { cache.commit(place, asked) }
+}
+
+/// The same location at a commit.
+fn with_commit(place: &HubLocation, commit: String) -> String {
+    RemoteLocation::Hub(HubLocation { revision: Some(commit), ..place.clone() }).to_string()
+}
+
+/// Whether a file lies below a directory, which is empty for the root.
+fn is_below(file: &str, dir: &str) -> bool {
+    dir.is_empty() || file.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'))
 }
 
 fn not_cached(what: &str) -> TransportError {

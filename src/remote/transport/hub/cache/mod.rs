@@ -54,6 +54,15 @@ impl HubCache {
         Some(text.trim().to_string()).filter(|commit| is_commit(commit))
     }
 
+    /// The commits of which there are files; sorted.
+    pub fn commits(&self, place: &HubLocation) -> Vec<String> {
+        let snapshots = fs::read_dir(self.repository(place).join("snapshots")).into_iter().flatten().flatten();
+        let names = snapshots.filter_map(|snapshot| snapshot.file_name().into_string().ok());
+        let mut commits: Vec<String> = names.filter(|name| is_commit(name)).collect();
+        commits.sort_unstable();
+        commits
+    }
+
     /// All files of a commit, which `root` names, if a download of the whole repository left the list.
     pub fn listing(&self, root: &HubLocation) -> Option<Vec<HubEntry>> {
         let path = self.repository(root).join("trees").join(format!("{}.json", root.revision.as_deref()?));
