@@ -133,7 +133,7 @@ impl<'a> SourceLocator<'a> {
 
     /// For a command that reads sources and ends: also sets up logging, and raises the limit of open files.
     pub fn for_command(remote: &'a RemoteArgs) -> anyhow::Result<Self> {
-        prepare_process()?;
+        prepare_process(remote.verbose)?;
         Ok(Self::new(remote))
     }
 
@@ -367,8 +367,8 @@ impl SourceFiles {
 }
 
 /// Sets up logging, and raises the limit of open files. Call this before models are opened.
-pub fn prepare_process() -> anyhow::Result<()> {
-    logging::init(false, None, None)?;
+pub fn prepare_process(verbose: bool) -> anyhow::Result<()> {
+    logging::init(verbose, None, None)?;
     limits::raise_open_files();
     limits::limit_address_space();
     Ok(())
@@ -388,7 +388,7 @@ fn open_any_model(source: &Location, mode: ParseMode) -> anyhow::Result<OpenedMo
 
 /// Opens the one model at `source`, or a split as a model of its own.
 pub fn open_model_file(source: &Location, mode: ParseMode) -> anyhow::Result<Model> {
-    prepare_process()?;
+    prepare_process(false)?;
     if !is_dir(source) && model::first_split(source).is_some() {
         let model = model::open_alone(source, mode)?;
         model.report(source);

@@ -107,7 +107,7 @@ pub enum NoCommand {
 
 /// Parses the command line. Prints help, the version or a usage error itself, and then returns the exit code.
 pub fn parse_command_line(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, ExitCode> {
-    let args: Vec<OsString> = args.into_iter().collect();
+    let args = options_after_command(args.into_iter().collect());
     let called = args.first().and_then(|name| Path::new(name).file_name()).unwrap_or_default();
     let helper = matches!(called.to_str(), Some("mount.weightfs" | "mount.fuse.weightfs"));
     let mistaken = args.get(1).filter(|_| !helper).and_then(|word| mistaken_command(word.to_str()?));
@@ -233,6 +233,15 @@ fn helper_args(args: Vec<OsString>) -> Result<Vec<OsString>, String> {
     rewritten.push("--".into());
     rewritten.extend(paths);
     Ok(rewritten)
+}
+
+/// Moves `-v` that precedes a command behind it.
+fn options_after_command(mut args: Vec<OsString>) -> Vec<OsString> {
+    let before = args.iter().skip(1).take_while(|word| matches!(word.to_str(), Some("-v" | "--verbose"))).count();
+    if args.get(1 + before).is_some_and(|word| is_command(word)) {
+        args[1..2 + before].rotate_right(1);
+    }
+    args
 }
 
 /// Inserts the optional `mount`, so that usage errors refer to that command. `--help` and `--version` without a command

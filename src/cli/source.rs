@@ -170,8 +170,13 @@ const LAST: usize = 900;
 /// The heading of the options in the help text.
 const REMOTE: &str = "Remote sources";
 
+/// Options of all commands that read sources, and those of remote ones.
 #[derive(Args, Debug, PartialEq)]
 pub struct RemoteArgs {
+    /// Log informational messages; the environment variable RUST_LOG overrides the log level
+    #[arg(short, long, display_order = LAST)]
+    pub verbose: bool,
+
     /// Use only what was fetched before; send no requests
     #[arg(long, help_heading = REMOTE)]
     pub offline: bool,
@@ -227,10 +232,6 @@ pub struct ServingArgs {
     /// Append messages to FILE [default: standard error; syslog in the background]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub log_file: Option<PathBuf>,
-
-    /// Log informational messages; the environment variable RUST_LOG overrides the log level
-    #[arg(short, long)]
-    pub verbose: bool,
 }
 
 impl OpenArgs {

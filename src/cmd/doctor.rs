@@ -40,7 +40,7 @@ const CHECK_WIDTH: usize = 11;
 
 /// Prints a finding for each thing that mounting needs. The exit code is 1 if something prevents mounting.
 pub fn run_doctor(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
-    opening::prepare_process()?;
+    opening::prepare_process(args.remote.verbose)?;
     // This comes first, because it forks, and other checks start threads.
     let mounted = mounted();
     to_stdout(|out| {

@@ -119,7 +119,7 @@ fn report_mounted(args: &MountArgs, path: &Path, summary: &str) -> anyhow::Resul
 /// Remounts: changes nothing, and fails unless there is a mount with these long options, separated by commas. Options
 /// that the kernel does not list may be those of the mount, because mount(8) adds what is in fstab.
 fn keep(args: &MountArgs, options: &str) -> anyhow::Result<ExitCode> {
-    logging::init(args.serving.verbose, args.serving.log_file.as_deref(), None)?;
+    logging::init(args.input.open.remote.verbose, args.serving.log_file.as_deref(), None)?;
     let mountpoint = args.mountpoint.as_deref().unwrap_or(Path::new(""));
     let shown = mountpoint.display();
     let path = mounts::resolve_mountpoint(mountpoint)?;
@@ -154,7 +154,7 @@ fn run_daemon(
             return helper.run();
         }
     };
-    let is_recent = logging::init(args.serving.verbose, args.serving.log_file.as_deref(), Some(&recent))?;
+    let is_recent = logging::init(args.input.open.remote.verbose, args.serving.log_file.as_deref(), Some(&recent))?;
     let report_end = readiness.as_ref().map(daemon::Readiness::report_end).transpose()?;
     // A signal ends the process at once until there is something to undo. This thread is not in the sandbox, so it ends
     // before the sandbox is entered. Signals then stay pending until another thread waits for them.

@@ -34,7 +34,7 @@ pub fn run_serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     // Threads inherit the mask.
     let signals = signals::block()?;
     let serving = &args.serving;
-    logging::init(serving.verbose, serving.log_file.as_deref(), None)?;
+    logging::init(args.input.open.remote.verbose, serving.log_file.as_deref(), None)?;
     let mut at_once = signals::EndAtOnce::start(&signals, |_| ())?;
     limits::raise_open_files();
     limits::limit_address_space();

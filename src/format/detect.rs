@@ -20,12 +20,13 @@ const CONVERT_KERAS: &str =
 const NO_MODEL: &str = " (if it should be a model, the download failed; read the text with `cat`)";
 
 /// Offset of a magic number, the magic number, the format that it identifies, and a hint for the user.
-const MAGICS: [(usize, &[u8], &str, &str); 19] = [
+const MAGICS: [(usize, &[u8], &str, &str); 20] = [
     (0, b"GGML", "a GGML file, older than GGUF", CONVERT_GGML),
     // The numbers "ggml", "ggmf" and "ggjt" in little-endian order.
     (0, b"lmgg", "a GGML file, older than GGUF", CONVERT_GGML),
     (0, b"fmgg", "a GGML file, older than GGUF", CONVERT_GGML),
     (0, b"tjgg", "a GGML file, older than GGUF", CONVERT_GGML),
+    (0, b"MZqFpD", "a llamafile, a program with a GGUF model in it", " (unpack the model with `unzip FILE '*.gguf'`)"),
     (0, b"PK\x05\x06", "an empty zip archive", ""),
     (0, b"\x1f\x8b", "gzip data", " (unpack it with gunzip first)"),
     (0, b"\x28\xb5\x2f\xfd", "zstd data", " (unpack it with unzstd first)"),
@@ -107,6 +108,28 @@ pub fn detect_foreign(prefix: &[u8]) -> Option<String> {
     Some(format!("{name}{hint}"))
 }
 
+/// Entries of an archive that torch.export.save has written, without the directory that newer versions put them into.
+/// Sources: `torch/_export/serde/serialize.py`, and `torch/export/pt2_archive/constants.py`.
+const EXPORTED: [&str; 4] =
+    ["archive_format", "models/model.json", "serialized_exported_program.json", "serialized_state_dict.pt"];
+
+const EXPORTED_PROGRAM: &str = "a program that torch.export has written (.pt2)";
+
+const CONVERT_EXPORTED: &str =
+    " (load it with torch.export.load, and save its state_dict with safetensors.torch.save_file)";
+
+/// Identifies a program of torch.export by the names of the entries of an archive.
+pub fn detect_exported<'n>(mut names: impl Iterator<Item = &'n str>) -> Option<String> {
+    let is_exported = |name: &str| {
+        let member = name.split_once('/').map_or("", |(_, member)| member);
+        EXPORTED.contains(&name) || EXPORTED.contains(&member)
+    };
+    names.any(is_exported).then(|| format!("the archive is {EXPORTED_PROGRAM}{CONVERT_EXPORTED}"))
+}
+
+/// What to do with an archive whose entries are compressed.
+pub const STORE_ENTRIES: &str = " (unpack it with unzip, and pack it again with `zip -0 -D -r`)";
+
 pub fn archive_after(bytes: u64) -> String {
     format!(
         "a zip archive after {bytes} bytes of something else (torch.load and numpy.load do not read it either; unpack it \
@@ -160,7 +183,9 @@ fn detect_zip(prefix: &[u8]) -> Option<(&'static str, &'static str)> {
     const KERAS: &[u8] = b"\"keras_version\"";
     let by_keras = name == b"metadata.json" && prefix.windows(KERAS.len()).any(|part| part == KERAS);
     let is_torch = by_torch.contains(&member) || member.starts_with(b"data/") || member.starts_with(b"code/");
+    let is_exported = EXPORTED.iter().any(|exported| exported.as_bytes() == name || exported.as_bytes() == member);
     Some(match () {
+        () if is_exported => (EXPORTED_PROGRAM, CONVERT_EXPORTED),
         () if is_torch => ("a PyTorch checkpoint (.pt, .bin)", CONVERT),
         () if by_keras => ("a Keras model (.keras)", CONVERT_KERAS),
         () => ("a zip archive", " (unpack it with unzip first)"),

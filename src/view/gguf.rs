@@ -5,7 +5,9 @@
 use super::lines::{Out, TextLines, TextPieces};
 use super::selection::ExportTensors;
 use crate::content::{Content, Extents, Segment, SourceRun};
-use crate::format::gguf::{ALIGNMENT_KEY, MAGIC, METADATA_START, NAME, SPLIT_PREFIX, alignment};
+use crate::format::gguf::{
+    ALIGNMENT_KEY, MAGIC, METADATA_START, NAME, SHAPE_PREFIX, SPLIT_PREFIX, alignment, stored_shape,
+};
 use crate::format::{Header, MetadataValue, TensorInfo};
 use crate::model::{Model, Shard, Tensor, TensorId, TensorNumbers, TensorParts};
 use crate::source::{Source, ZeroSource};
@@ -23,10 +25,13 @@ pub fn gguf_shows(numbers: &TensorNumbers) -> bool {
     numbers.tensor.info.layout.is_none() && numbers.tensor.info.dtype.ggml().is_some()
 }
 
-/// A file that holds only this tensor, under its own name, with the `general.*` metadata of the first file.
+/// A file that holds only this tensor, under its own name, with the `general.*` metadata of the first file, and with
+/// its shape if that is in the metadata.
 pub fn gguf_content(model: &Model, tensor: &Tensor) -> Content {
     let Some(Shard { header, .. }) = model.shards.first() else { return Content::new([]) };
-    let pairs = header.pairs.iter().filter(|(key, _)| key.starts_with("general."));
+    let pairs = header.pairs.iter().filter(|(key, _)| {
+        key.starts_with("general.") || key.strip_prefix(SHAPE_PREFIX).is_some_and(|name| name == tensor.info.name)
+    });
     let mut builder = GgufBuilder::new(model, header, pairs.map(|(_, range)| range.clone()));
     builder.tensor(model, tensor.id);
     let mut info = Vec::new();
@@ -191,8 +196,9 @@ pub fn push_run(runs: &mut Vec<SourceRun>, start: u64, source: usize, range: Ran
 fn write_info(tensor: &TensorInfo, offset: u64, out: Out) -> io::Result<()> {
     out.write_all(&(tensor.name.len() as u64).to_le_bytes())?;
     out.write_all(tensor.name.as_bytes())?;
-    out.write_all(&(tensor.shape.len() as u32).to_le_bytes())?;
-    for dim in tensor.shape.iter().rev() {
+    let shape = stored_shape(tensor);
+    out.write_all(&(shape.len() as u32).to_le_bytes())?;
+    for dim in shape.iter().rev() {
         out.write_all(&dim.to_le_bytes())?;
     }
     out.write_all(&tensor.dtype.ggml().unwrap_or_default().to_le_bytes())?;

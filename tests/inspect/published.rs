@@ -333,3 +333,178 @@ fn mount_of_several_files_names_what_to_mount() {
         assert!(code == 2 && err.ends_with(remedy), "{err}");
     }
 }
+
+/// A GGUF file with Q8_0 tensors, `(name, innermost dimension first)`, and the keys of ComfyUI-GGUF for shapes.
+fn quantized_gguf(shapes: &[(&str, &[u32])], tensors: &[(&str, [u64; 2])]) -> Vec<u8> {
+    let string = |out: &mut Vec<u8>, text: &str| {
+        out.extend((text.len() as u64).to_le_bytes());
+        out.extend(text.as_bytes());
+    };
+    let mut out = b"GGUF\x03\0\0\0".to_vec();
+    out.extend((tensors.len() as u64).to_le_bytes());
+    out.extend((shapes.len() as u64).to_le_bytes());
+    for (name, dims) in shapes {
+        string(&mut out, &format!("comfy.gguf.orig_shape.{name}"));
+        // An array of int32.
+        out.extend([9u32, 5].map(u32::to_le_bytes).concat());
+        out.extend((dims.len() as u64).to_le_bytes());
+        dims.iter().for_each(|dim| out.extend(dim.to_le_bytes()));
+    }
+    let mut data: Vec<u8> = Vec::new();
+    for (name, dims) in tensors {
+        string(&mut out, name);
+        out.extend(2u32.to_le_bytes());
+        dims.iter().for_each(|dim| out.extend(dim.to_le_bytes()));
+        out.extend(8u32.to_le_bytes());
+        out.extend((data.len() as u64).to_le_bytes());
+        for block in 0..dims[0] * dims[1] / 32 {
+            // The scale is 1.
+            data.extend([0, 0x3c]);
+            data.extend([block as u8 % 100; 32]);
+        }
+        data.resize(data.len().next_multiple_of(32), 0);
+    }
+    out.resize(out.len().next_multiple_of(32), 0);
+    out.extend(data);
+    out
+}
+
+/// ComfyUI-GGUF stores convolutions as matrices whose rows blocks divide, and their shapes in the metadata.
+#[test]
+fn shapes_in_the_metadata_of_gguf_are_used() {
+    let room = Room::new();
+    let conv: [u32; 4] = [64, 4, 3, 3];
+    let shapes: [(&str, &[u32]); 3] = [("conv", &conv), ("other", &[7, 5]), ("gone", &[1])];
+    write(&room, "m.gguf", &quantized_gguf(&shapes, &[("conv", [256, 9]), ("other", [32, 2])]));
+    // From a file, because the warning about the other tensor goes to standard error.
+    let listed = |model: &str| {
+        let said = room.sh(&format!("weightfs ls --json {model}"));
+        assert_eq!(said.code, 0, "{said:?}");
+        let object: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+        let shapes = object["tensors"].as_array().unwrap().iter().map(|tensor| tensor["shape"].to_string());
+        (shapes.collect::<Vec<_>>(), said.err)
+    };
+    let warning = "weightfs: m.gguf: \"other\": comfy.gguf.orig_shape.* gives it the shape [7, 5], which does not fit the \
+                   stored shape [2, 32]\n";
+    assert_eq!(listed("m.gguf"), (vec!["[64,4,3,3]".to_owned(), "[2,32]".to_owned()], warning.to_owned()));
+    let said = room.sh("weightfs check m.gguf");
+    let expected = "metadata key \"comfy.gguf.orig_shape.other\" gives the shape [7, 5], which does not fit [2, 32]\n";
+    assert!(said.code == 0 && said.out.contains(expected) && said.out.matches("orig_shape").count() == 1, "{said:?}");
+    // The values are in the same order.
+    room.sh("weightfs cat m.gguf npy/conv.npy >conv.npy 2>messages");
+    let npy = std::fs::read(room.path("conv.npy")).unwrap();
+    assert!(String::from_utf8_lossy(&npy[..128]).contains("'shape': (64, 4, 3, 3), "));
+    let values: Vec<f32> = npy[128..].as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
+    assert_eq!((values.len(), values[31], values[32], values[2303]), (2304, 0.0, 1.0, 71.0));
+    // What is written can be read by others: blocks divide the rows, and the shape is in the metadata.
+    for file in ["export/m-whole.gguf", "gguf/conv.gguf"] {
+        room.sh(&format!("weightfs cat m.gguf {file} >copy.gguf 2>messages"));
+        assert_eq!(listed("copy.gguf").0[0], "[64,4,3,3]", "{file}");
+        let copy = std::fs::read(room.path("copy.gguf")).unwrap();
+        let info = [&4u64.to_le_bytes()[..], b"conv", &2u32.to_le_bytes(), &256u64.to_le_bytes(), &9u64.to_le_bytes()];
+        let info = info.concat();
+        assert!(copy.windows(info.len()).any(|part| part == info), "{file}");
+    }
+}
+
+/// What cannot be read is named, with what helps.
+#[test]
+fn archives_of_other_kinds_say_what_they_are() {
+    let room = Room::new();
+    let message = |name: &str, bytes: &[u8]| {
+        write(&room, name, bytes);
+        let said = room.sh(&format!("weightfs ls {name}"));
+        assert_eq!((said.code, said.out.as_str(), said.err.lines().count()), (1, "", 1), "{said:?}");
+        said.err
+    };
+    let mut deflated = checkpoint(&[1.0, 2.0]);
+    // The compression methods, in the local headers and in the directory.
+    for (signature, method) in [(b"PK\x03\x04", 8), (b"PK\x01\x02", 10)] {
+        let places: Vec<usize> = (0..deflated.len() - 4).filter(|at| deflated[*at..].starts_with(signature)).collect();
+        places.iter().for_each(|at| deflated[at + method] = 8);
+    }
+    let expected = "compressed (method 8); only stored entries can be read in place (unpack it with unzip, and pack it again \
+                    with `zip -0 -D -r`)\n";
+    assert!(message("deflated.pt", &deflated).ends_with(expected));
+    let exported = "a program that torch.export has written (.pt2) (load it with torch.export.load, and save its state_dict with \
+                    safetensors.torch.save_file)\n";
+    let old = zip(&[("serialized_exported_program.json", b"{}"), ("version", b"8.1")]);
+    let new = zip(&[("m/version", b"3"), ("m/archive_format", b"pt2"), ("m/models/model.json", b"{}")]);
+    let first = zip(&[("m/archive_format", b"pt2"), ("m/models/model.json", b"{}")]);
+    for (at, file) in [old, new, first].iter().enumerate() {
+        assert!(message(&format!("{at}.pt2"), file).ends_with(exported), "{at}");
+    }
+    let archive = zip(&[("model.gguf", &gguf(&[], &[("w", &[1.0])]))]);
+    for file in [[b"MZqFpD='\n\0".to_vec(), vec![0; 4000]].concat(), [b"MZqFpD".to_vec(), archive].concat()] {
+        let found = message("m.llamafile", &file);
+        assert!(
+            found.contains("a llamafile, a program with a GGUF model in it (unpack the model with `unzip"),
+            "{found}"
+        );
+    }
+}
+
+/// One array that NumPy cannot have written hides no others.
+#[test]
+fn arrays_of_unknown_dtypes_are_left_out_of_an_archive() {
+    let room = Room::new();
+    let npy = |descr: &str| {
+        let header = format!("{{'descr': {descr}, 'fortran_order': False, 'shape': (2,), }}");
+        let header = format!("{header:<117}\n");
+        [&b"\x93NUMPY\x01\0\x76\0"[..], header.as_bytes(), &[1; 8]].concat()
+    };
+    let entries = ["'<f4'", "'<f1'", "'bfloat16'", "'int4'"].map(npy);
+    let names = ["w.npy", "q.npy", "b.npy", "i.npy"];
+    let entries: Vec<(&str, &[u8])> = names.into_iter().zip(entries.iter().map(|entry| &entry[..])).collect();
+    write(&room, "m.npz", &zip(&entries));
+    let said = room.sh("weightfs ls m.npz");
+    assert!(said.code == 0 && said.out.contains("  w\n") && said.out.lines().count() == 2, "{said:?}");
+    for (name, dtype) in [("q", "<f1"), ("b", "bfloat16"), ("i", "int4")] {
+        assert!(said.err.contains(&format!("m.npz: skipped \"{name}\": dtype \"{dtype}\" is not known\n")), "{said:?}");
+    }
+    let said = room.sh("weightfs check m.npz");
+    assert!(said.code == 0 && said.out.contains("OK, with 3 warnings"), "{said:?}");
+}
+
+#[test]
+fn shards_are_named_without_a_leading_dot() {
+    let room = Room::new();
+    for (at, name) in ["one", "two"].iter().enumerate() {
+        write_model(&room, &format!("{name}.safetensors"), &one(name, &[at as f32]));
+    }
+    let map = r#"{"weight_map": {"one": "./one.safetensors", "two": ".//./two.safetensors"}}"#;
+    write(&room, "model.safetensors.index.json", map.as_bytes());
+    let [ref object] = room.json("weightfs ls --json model.safetensors.index.json")[..] else { panic!() };
+    let shards = object["tensors"].as_array().unwrap().iter().map(|tensor| tensor["shard"].as_str().unwrap());
+    assert_eq!(shards.collect::<Vec<_>>(), ["one.safetensors", "two.safetensors"]);
+    assert_eq!(room.ok("weightfs check model.safetensors.index.json").lines().count(), 1);
+}
+
+/// Tensors without data have no values to search.
+#[test]
+fn empty_tensors_do_not_count_as_not_searched() {
+    let room = Room::new();
+    let tensors: [Tensor; 3] = [
+        ("a", Dtype::F32, &[0, 3], Vec::new()),
+        ("b", Dtype::F32, &[2], floats(&[1.0, 2.0])),
+        ("c", Dtype::F32, &[0], Vec::new()),
+    ];
+    write_model(&room, "m.safetensors", &tensors);
+    let found = room.ok("weightfs check --values m.safetensors");
+    assert!(found.contains("all values finite") && !found.contains("not searched"), "{found}");
+}
+
+#[test]
+fn verbose_may_precede_or_follow_any_command() {
+    let room = Room::new();
+    write_model(&room, "m.safetensors", &one("w", &[1.0]));
+    std::fs::create_dir(room.path("dir")).unwrap();
+    std::os::unix::fs::symlink("../broken", room.path("dir/l.safetensors")).unwrap();
+    write(&room, "broken", b"no model, and what it has is not quoted");
+    for line in ["weightfs -v ls", "weightfs ls -v", "weightfs --verbose inspect", "weightfs check --verbose"] {
+        assert!(room.ok(&format!("{line} m.safetensors")).contains("safetensors") || line.contains("ls"));
+        // The log has the reason that the error hides.
+        let said = room.sh(&format!("{line} dir"));
+        assert!(said.err.contains("not a model but text"), "{line}: {said:?}");
+    }
+}

@@ -1,6 +1,6 @@
 //! Findings about a GGUF file beyond the verdict of the parser.
 
-use super::{ALIGNMENT_KEY, ARCHITECTURE_KEY, GGML_NAME_MAX, GGML_RANK_MAX, SPLIT_NUMBER_KEY, keys};
+use super::{ALIGNMENT_KEY, ARCHITECTURE_KEY, GGML_NAME_MAX, GGML_RANK_MAX, SHAPE_PREFIX, SPLIT_NUMBER_KEY, keys};
 use crate::format::header::Header;
 use crate::format::input::{HeaderInput, MissingRange};
 use crate::format::lint::HeaderLint;
@@ -136,6 +136,16 @@ impl KeyLinter<'_, '_> {
                 && found != tokens
             {
                 self.report(key, &format!("has {found} elements, but there are {tokens} tokens"));
+            }
+        }
+        for (key, value) in header.metadata.iter().filter(|(_, value)| value.is_array()) {
+            let tensor = key.strip_prefix(SHAPE_PREFIX).and_then(|name| header.find(name));
+            if let Some(tensor) = tensor.map(|at| header.tensor(at))
+                && !tensor.shape.iter().map(u64::to_string).eq(value.text().lines())
+            {
+                let given: Vec<&str> = value.text().lines().collect();
+                let message = format!("gives the shape [{}], which does not fit {:?}", given.join(", "), tensor.shape);
+                self.report(key, &message);
             }
         }
         let alignment = super::alignment(header);

@@ -13,6 +13,9 @@ mod keys;
 mod lint;
 mod reader;
 
+use crate::format::tensors::TensorInfo;
+use std::borrow::Cow;
+
 pub use edit::edit_gguf;
 pub use lint::lint_gguf;
 pub use reader::{alignment, is_gguf, parse_gguf};
@@ -44,6 +47,10 @@ pub const SPLIT_PREFIX: &str = "split.";
 /// The key of the number of a split, counted from 0.
 pub const SPLIT_NUMBER_KEY: &str = "split.no";
 
+/// Prefix of the keys with the shapes, outermost dimension first, of tensors that are stored with another one: rows
+/// that blocks divide. Source: ComfyUI-GGUF, `tools/convert.py`.
+pub const SHAPE_PREFIX: &str = "comfy.gguf.orig_shape.";
+
 /// Longest key in bytes. Source: `docs/gguf.md` of ggml, `gguf_metadata_kv_t`.
 const KEY_MAX: usize = 65_535;
 
@@ -58,3 +65,16 @@ const RANK_MAX: u32 = 64;
 
 /// Longest string in bytes, and longest array in elements. Source: `GGUF_MAX_STRING_LENGTH`, `GGUF_MAX_ARRAY_ELEMENTS`.
 const LENGTH_MAX: u64 = 1 << 30;
+
+/// The shape with which a file can store a tensor: its own, unless blocks do not divide the rows. Then it is that of
+/// rows of 256 elements, or of one block; the metadata has the other one.
+pub fn stored_shape<'t>(tensor: &TensorInfo<'t>) -> Cow<'t, [u64]> {
+    const ROW: u64 = 256;
+    let block = tensor.dtype.block().map_or(1, |block| block.elements);
+    if tensor.shape.last().is_none_or(|row| row.is_multiple_of(block)) {
+        return tensor.shape.into();
+    }
+    let elements = tensor.elements();
+    let row = if elements.is_multiple_of(ROW) { ROW } else { block };
+    vec![elements / row, row].into()
+}

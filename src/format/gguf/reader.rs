@@ -1,14 +1,14 @@
 //! Reads metadata and the descriptions of tensors.
 
 use super::cursor::{GgufCursor, check_length};
-use super::{ALIGNMENT, ALIGNMENT_KEY, ARRAY, MAGIC, NAME, RANK_MAX};
+use super::{ALIGNMENT, ALIGNMENT_KEY, ARRAY, MAGIC, NAME, RANK_MAX, SHAPE_PREFIX};
 use crate::format::dtype::Dtype;
 use crate::format::error::{Error, key_reason};
 use crate::format::header::{Header, HeaderBuilder, NewTensor, ParseMode, SkippedEntry};
 use crate::format::input::{HeaderInput, MissingRange};
 use crate::format::metadata::{MetadataValue, ScalarType, float_text, push_line};
 use crate::format::tensors::{count_elements, fits, too_large};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 /// The fault of a name or a key that another entry has too.
@@ -63,7 +63,13 @@ fn parse_file(input: &HeaderInput, base: u64, mode: ParseMode) -> Result<Header,
             return Err(Error::Broken(format!("GGUF version {version}; versions 2 and 3 are supported{hint}")));
         }
     }
-    let mut reader = GgufReader { builder: HeaderBuilder::new(mode), alignment: ALIGNMENT.into(), expected: 0 };
+    let mut reader = GgufReader {
+        builder: HeaderBuilder::new(mode),
+        alignment: ALIGNMENT.into(),
+        expected: 0,
+        shapes: HashMap::new(),
+        misfits: Vec::new(),
+    };
     reader.builder.version(version);
     let (tensors, keys) = (cursor.u64()?, cursor.u64()?);
     let mut seen = HashSet::new();
@@ -161,6 +167,10 @@ struct GgufReader {
     alignment: u64,
     /// End of the data of the tensors so far with padding, in bytes from the beginning of the data.
     expected: u64,
+    /// The shapes that metadata gives, by the names of tensors.
+    shapes: HashMap<String, Vec<u64>>,
+    /// The tensors whose shape in the metadata cannot be used, and why.
+    misfits: Vec<(String, String)>,
 }
 
 /// A tensor whose data has no place in the file yet: the start of the data is known only at the end of the header.
@@ -193,6 +203,10 @@ impl GgufReader {
         let value = read_value(cursor, kind)?;
         if key == ALIGNMENT_KEY {
             self.alignment = read_alignment(kind, &value)?;
+        }
+        if let Some(name) = key.strip_prefix(SHAPE_PREFIX).filter(|_| value.is_array()) {
+            let dims: Result<Vec<u64>, _> = value.text().lines().map(str::parse).collect();
+            self.shapes.extend(dims.ok().map(|dims| (name.to_owned(), dims)));
         }
         let fault = match () {
             () if key.is_empty() => "the key is empty",
@@ -238,7 +252,11 @@ impl GgufReader {
             }
         };
         let dtype = self.builder.known_dtype(dtype);
-        let tensor = self.builder.tensor(&name, dtype, dims, 0..0);
+        let given = self.shapes.remove(&*name);
+        let fault = given.as_ref().and_then(|given| shape_fault(given, dims));
+        let shape = given.as_deref().filter(|_| fault.is_none()).unwrap_or(dims);
+        self.misfits.extend(fault.map(|fault| (name.to_string(), fault)));
+        let tensor = self.builder.tensor(&name, dtype, shape, 0..0);
         Ok(Some(UnplacedTensor { tensor, offset, nbytes }))
     }
 
@@ -289,8 +307,20 @@ impl GgufReader {
         if mode == ParseMode::Strict && last > len {
             return Err(Error::data_cut(last, len));
         }
-        self.builder.finish(NAME, None, data_start, DUPLICATE)
+        let mut header = self.builder.finish(NAME, None, data_start, DUPLICATE)?;
+        for (name, fault) in self.misfits {
+            header.skipped.remark(|| SkippedEntry::shown(name, fault));
+        }
+        Ok(header)
     }
+}
+
+/// Why a shape in the metadata cannot be that of a tensor which is stored with the dimensions `dims`, if so.
+pub(super) fn shape_fault(shape: &[u64], dims: &[u64]) -> Option<String> {
+    let fits =
+        shape.len() <= RANK_MAX as usize && count_elements(shape.iter().rev()) == count_elements(dims.iter().rev());
+    (!fits)
+        .then(|| format!("{SHAPE_PREFIX}* gives it the shape {shape:?}, which does not fit the stored shape {dims:?}"))
 }
 
 /// Types that ggml has removed, their names, and what replaces them. Source: `ggml_type` in `include/ggml.h`.

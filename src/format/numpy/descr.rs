@@ -39,7 +39,9 @@ impl ArrayDescr {
             other => other.print(&mut name),
         }
         let item = descr_size(literal).map_err(|fault| match fault {
-            DescrFault::Unknown => Error::Broken(format!("dtype {} is not known", quote(&shorten(&name, NAME_MAX)))),
+            DescrFault::Unknown => {
+                Error::Unsupported(format!("dtype {} is not known", quote(&shorten(&name, NAME_MAX))))
+            }
             DescrFault::Objects => Error::Unsupported(OBJECTS.to_owned()),
         })?;
         let text = if let PythonLiteral::Text(text) = literal { text.as_bytes() } else { &[] };
@@ -235,7 +237,7 @@ mod tests {
             &format!("[('a', 'S3', {most})]"),
         ] {
             let error = descr(text).unwrap_err();
-            assert!(matches!(&error, Error::Broken(fault) if fault.ends_with(" is not known")), "{text}: {error}");
+            assert!(matches!(&error, Error::Unsupported(fault) if fault.ends_with(" is not known")), "{text}: {error}");
         }
         // NumPy has no byte order for a long name, so it can only be structured.
         let long = format!("[{}]", "('a', '<f4'), ".repeat(1000));

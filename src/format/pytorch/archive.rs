@@ -1,6 +1,7 @@
 //! The entries of an archive that torch has written: the pickle and the storages.
 
 use super::{PICKLE_MAX, checkpoint_error};
+use crate::format::detect::{STORE_ENTRIES, detect_exported};
 use crate::format::error::Error;
 use crate::format::header::ParseMode;
 use crate::format::input::{HeaderInput, MissingRange, join_ranges};
@@ -50,7 +51,8 @@ impl<'d> TorchArchive<'d> {
 
     fn find(directory: &'d ZipDirectory, input: &HeaderInput, mode: ParseMode) -> Result<Self, Error> {
         let mut pickles = (0..directory.len()).filter(|at| is_pickle(directory.name(*at)));
-        let at = pickles.next().ok_or_else(|| NO_PICKLE.to_owned())?;
+        let names = || (0..directory.len()).map(|at| directory.name(at));
+        let at = pickles.next().ok_or_else(|| detect_exported(names()).unwrap_or_else(|| NO_PICKLE.to_owned()))?;
         if let Some(other) = pickles.next() {
             let (a, b) = (quote(directory.name(at)), quote(directory.name(other)));
             return Err(Error::Broken(format!("both {a} and {b} could be the pickle")));
@@ -59,7 +61,7 @@ impl<'d> TorchArchive<'d> {
         if mode != ParseMode::Lenient {
             directory.check_names()?;
         }
-        directory.check_stored(at)?;
+        check_stored(directory, at)?;
         let size = directory.entry(at).size;
         if size > PICKLE_MAX {
             return Err(Error::Broken(format!("data.pkl has {size} bytes; weightfs reads at most {PICKLE_MAX}")));
@@ -110,7 +112,7 @@ impl<'d> TorchArchive<'d> {
         used.extend(known);
         let data_start = ranges.iter().flatten().map(|range| range.start).min().unwrap_or(pickle.end);
         let ranges = keys.into_iter().zip(wanted.into_iter().zip(ranges)).map(|(key, (at, range))| {
-            let stored = directory.check_stored(at).map_err(|error| error.to_string());
+            let stored = check_stored(directory, at).map_err(|error| error.to_string());
             (key, stored.and(range))
         });
         let storages = TorchStorages { is_big_endian, ranges: ranges.collect() };
@@ -124,6 +126,14 @@ impl<'d> TorchArchive<'d> {
     pub fn tree<'i>(&self, input: &'i HeaderInput) -> Result<PickleTree<'i>, Error> {
         load_pickle(input.get(self.pickle.clone())?).map_err(checkpoint_error)
     }
+}
+
+/// Fails unless an entry is stored as it is, and says how to store it.
+fn check_stored(directory: &ZipDirectory, at: usize) -> Result<(), Error> {
+    directory.check_stored(at).map_err(|error| match error {
+        Error::Unsupported(fault) => Error::Broken(format!("{fault}{STORE_ENTRIES}")),
+        error => error,
+    })
 }
 
 impl TorchStorages<'_> {

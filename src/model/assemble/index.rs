@@ -66,7 +66,7 @@ impl<'de> Visitor<'de> for IndexVisitor<'_> {
         if in_map {
             let mut entries = Vec::new();
             while let Some((tensor, shard)) = map.next_entry::<JsonText, JsonText>()? {
-                let number = number(&tensor.0, &shard.0).map_err(|error| {
+                let number = number(&tensor.0, &set::plain_path(&shard.0)).map_err(|error| {
                     *refused = Some(error);
                     A::Error::custom("refused")
                 })?;

@@ -8,6 +8,7 @@ use crate::model::table::Shard;
 use crate::source::{self, FileId, Location, SourceStat};
 use crate::text::quote;
 use crate::threads;
+use std::borrow::Cow;
 use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};
 
@@ -333,6 +334,15 @@ fn check_shards(name: &str, suffix: ShardSuffix) -> Result<(), String> {
         return Ok(());
     };
     Err(format!("refused: shard {} {why}", quote(name)))
+}
+
+/// A relative path without components that lead nowhere: `one.safetensors` for `./one.safetensors`.
+pub(super) fn plain_path(path: &str) -> Cow<'_, str> {
+    let is_plain = path.starts_with('/') || !path.split('/').any(|part| matches!(part, "" | "."));
+    if is_plain {
+        return path.into();
+    }
+    path.split('/').filter(|part| !matches!(*part, "" | ".")).collect::<Vec<_>>().join("/").into()
 }
 
 impl Shard {
