@@ -1,4 +1,6 @@
-"""Tests of the Python package, run by tests/wheel with the Python of a clean virtual environment. Real mounts."""
+"""Tests of the Python package, run by tests/wheel with the Python of a clean virtual environment. Real mounts.
+
+The classes `ServedWeightsTest` and `FallbackTest` also run without /dev/fuse."""
 
 import gc
 import json
@@ -10,11 +12,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 from pathlib import Path
 from typing import Any, Callable
+from unittest import mock
 
+import ml_dtypes
 import numpy as np
 import safetensors.numpy
 import weightfs
@@ -25,6 +30,18 @@ mount = weightfs.mount("model.safetensors")
 print(mount.path, flush=True)
 sys.stdin.read()
 """
+
+
+SERVED_USER = """
+import sys, weightfs
+weights = weightfs.open("model.safetensors", mounted=False)
+print(float(weights["layers.0.bias"][3]), flush=True)
+sys.stdin.read()
+"""
+
+
+def has_fuse() -> bool:
+    return os.path.exists("/dev/fuse")
 
 
 def mounted() -> list[str]:
@@ -56,6 +73,11 @@ def wait_until(done: Callable[[], bool]) -> None:
 def raw(path: str, tensors: dict[str, Any], data: bytes) -> None:
     header = json.dumps(tensors).encode()
     Path(path).write_bytes(len(header).to_bytes(8, "little") + header + data)
+
+
+def stored(array: Any) -> tuple[str, tuple[int, ...], int]:
+    """The dtype, the shape and the number of bytes that `Weights.info` gives."""
+    return ({"f": "F", "i": "I"}[array.dtype.kind] + str(8 * array.itemsize), array.shape, array.nbytes)
 
 
 class Case(unittest.TestCase):
@@ -187,27 +209,40 @@ class MountTest(Case):
 
 
 class WeightsTest(Case):
+    """Tests of `open` with a mount. Without one, the same tests run in a subclass."""
+
+    is_mounted = True
+
+    def open(self, source: str, **arguments: Any) -> weightfs.Weights:
+        return weightfs.open(source, mounted=self.is_mounted, **arguments)
+
     def test_arrays_are_those_of_the_file(self) -> None:
         expected = safetensors.numpy.load_file("model.safetensors")
-        with weightfs.open("model.safetensors") as weights:
+        with self.open("model.safetensors") as weights:
+            self.assertEqual(weights.mounted, self.is_mounted)
             self.assertEqual(list(weights), ["layers.0.bias", "layers.0.weight"])
             self.assertEqual(len(weights), 2)
             self.assertIn("layers.0.bias", weights)
             for absent in ("layers.1.bias", "", 5, None):
                 self.assertNotIn(absent, weights)
             for name, array in weights.items():
-                self.assertIsInstance(array, np.memmap)
+                self.assertEqual(isinstance(array, np.memmap), self.is_mounted)
                 self.assertFalse(array.flags.writeable)
-                np.testing.assert_array_equal(array, expected[name], strict=True)
+                np.testing.assert_array_equal(np.asarray(array), expected[name], strict=True)
+                np.testing.assert_array_equal(array[...], expected[name], strict=True)
+                with self.assertRaisesRegex(ValueError, "read-only"):
+                    array[0] = 1
             self.assertIn("2 tensors", repr(weights))
             with self.assertRaises(KeyError):
                 weights["layers.1.bias"]
             self.assertIsNone(weights.get("layers.1.bias"))
-        with self.assertRaises(ValueError):
-            weights["layers.0.bias"]
+        self.assertIn("closed", repr(weights))
+        for use in (lambda: weights["layers.0.bias"], lambda: weights.read("index.json"), lambda: weights.metadata):
+            with self.assertRaisesRegex(ValueError, "the weights are closed"):
+                use()
 
     def test_arrays_outlive_the_weights(self) -> None:
-        array = weightfs.open("model.safetensors")["layers.0.weight"]
+        array = self.open("model.safetensors")["layers.0.weight"]
         gc.collect()
         self.assertEqual(mounted(), [])
         self.assertEqual(len(daemons()), 1)
@@ -226,21 +261,138 @@ class WeightsTest(Case):
         model["scalar"] = np.array(7, np.float64)
         model["empty"] = np.zeros((0, 3), np.float16)
         safetensors.numpy.save_file(model, "names.safetensors")
-        with weightfs.open("names.safetensors") as weights:
+        with self.open("names.safetensors") as weights:
             self.assertEqual(set(weights), set(model))
             for name, expected in model.items():
-                np.testing.assert_array_equal(weights[name], expected, strict=True)
+                np.testing.assert_array_equal(np.asarray(weights[name]), expected, strict=True)
+                self.assertEqual(weights.info(name)[:4], (name, *stored(expected)))
+                self.assertEqual(weights.read(weights.info(name).file or ""), expected.tobytes())
 
     def test_dtypes_that_numpy_lacks(self) -> None:
         entry = lambda dtype, begin, end: {"dtype": dtype, "shape": [2], "data_offsets": [begin, end]}
         raw("other.safetensors", {"b": entry("BF16", 0, 4), "i": entry("I4", 4, 5)}, b"\x80\x3f\x00\xc0\x12")
         with self.assertLogs("weightfs", logging.WARNING):
-            weights = weightfs.open("other.safetensors")
+            weights = self.open("other.safetensors")
         with weights:
             self.assertEqual(list(weights), ["b"])
-            np.testing.assert_array_equal(weights["b"], np.array([1, -2], np.float32), strict=True)
-            with self.assertRaisesRegex(KeyError, f"i: NumPy cannot show the dtype I4; .*{weights.path}/tensors/i"):
+            np.testing.assert_array_equal(np.asarray(weights["b"]), np.array([1, -2], np.float32), strict=True)
+            reason = r"i: NumPy cannot show the dtype I4; read\(.tensors/i.\) returns its bytes"
+            with self.assertRaisesRegex(KeyError, reason):
                 weights["i"]
+            self.assertEqual(weights.read("tensors/i"), b"\x12")
+            self.assertEqual((weights.info("i").dtype, weights.info("b").dtype), ("I4", "BF16"))
+            with self.assertRaises(KeyError):
+                weights.info("absent")
+
+    def test_bfloat16_on_request(self) -> None:
+        numbers = np.array([[1, -2.5], [0, 3e38]], ml_dtypes.bfloat16)
+        one = np.array(-2.5, ml_dtypes.bfloat16)
+        model = {"b": numbers, "f": np.ones(2, np.float32), "none": numbers[:0], "one": one}
+        safetensors.numpy.save_file(model, "bf16.safetensors")
+        with self.open("bf16.safetensors", bfloat16=True) as weights:
+            for name, expected in model.items():
+                self.assertEqual((weights[name].dtype, weights[name].shape), (expected.dtype, expected.shape))
+                np.testing.assert_array_equal(np.asarray(weights[name]), expected, strict=True)
+            np.testing.assert_array_equal(weights["b"][1], numbers[1])
+            self.assertEqual(weights.info("b")[:4], ("b", "BF16", (2, 2), 8))
+        with self.open("bf16.safetensors") as weights:
+            self.assertEqual(weights["b"].dtype, np.float32)
+        with self.assertRaisesRegex(ValueError, "the options hide tensors, which"):
+            self.open("bf16.safetensors", bfloat16=True, options=["--views=index,npy"])
+        missing = mock.patch.dict(sys.modules, {"ml_dtypes": None})
+        with missing, self.assertRaisesRegex(ImportError, "pip install ml_dtypes"):
+            self.open("bf16.safetensors", bfloat16=True)
+
+    def test_metadata_and_files(self) -> None:
+        model = {"w": np.arange(3, dtype=np.float32)}
+        safetensors.numpy.save_file(model, "named.safetensors", metadata={"name": "ä", "format": "np"})
+        with self.open("named.safetensors") as weights:
+            self.assertEqual(weights.metadata, {"name": "ä", "format": "np"})
+            self.assertIs(weights.metadata, weights.metadata)
+            self.assertEqual(weights.read("metadata/name"), "ä".encode())
+            self.assertEqual(json.loads(weights.read("stats/w.json"))["max"], 2)
+            for path in ("stats/absent.json", "", ".", "../model.safetensors", "/etc/passwd", "stats//w.json"):
+                with self.assertRaises(FileNotFoundError) as caught:
+                    weights.read(path)
+                self.assertEqual(str(caught.exception), f"[Errno 2] No such file or directory: {path!r}")
+            with self.assertRaises(IsADirectoryError) as refused:
+                weights.read("stats")
+            self.assertEqual(str(refused.exception), "[Errno 21] Is a directory: 'stats'")
+        with self.open("model.safetensors") as weights:
+            self.assertEqual(weights.metadata, {})
+
+    def test_indices_select_what_they_select_in_numpy(self) -> None:
+        rows = np.arange(4 * 3 * 5, dtype=np.int16).reshape(4, 3, 5)
+        model: dict[str, Any] = {"a": rows, "scalar": np.array(7, np.float64), "none": rows[:0]}
+        safetensors.numpy.save_file(model, "indices.safetensors")
+        keys: list[Any] = [
+            0, -1, 9, np.int8(2), (1, 2), (1, 2, 3), (1, 2, 3, 0), (0, -4), (), None, (None, 2), (0, None, 1), ...,
+            slice(1, 3), slice(None, None, -2), slice(9, 20), (slice(None), 1), (slice(1, 3), slice(None), slice(4, 0, -3)),
+            (..., 0), (1, ..., slice(2)), (..., ...), (1, 2, 3, ...), True, 1.5, "a", ["a"],
+            [0, 2], [3, -1, 0], [4], [-5], [], np.array(2), np.array([3, 1], np.uint64), (1, [0, 2]), (None, [0, 1]),
+            (0, slice(None), [1, 0]), (slice(1, 3), [0, 2]), (slice(None, None, 2), 1, [0, 4]), (..., [0, 1]),
+            ([0, 1], [1, 2]), ([[0, 1], [2, 3]], 1),
+            np.array([True, False, True, False]), np.array([True]), rows > 20, (rows > 20)[..., 0],
+        ]
+        with self.open("indices.safetensors") as weights:
+            for name, expected in model.items():
+                array = weights[name]
+                for attribute in ("shape", "dtype", "ndim", "size", "nbytes", "itemsize"):
+                    self.assertEqual(getattr(array, attribute), getattr(expected, attribute))
+                for key in keys:
+                    with self.subTest(name=name, key=key):
+                        try:
+                            selected = expected[key]
+                        except IndexError as error:
+                            with self.assertRaises(IndexError) as caught:
+                                array[key]
+                            self.assertEqual(str(caught.exception), str(error))
+                        else:
+                            np.testing.assert_array_equal(array[key], selected, strict=True)
+                            self.assertEqual(isinstance(array[key], np.ndarray), isinstance(selected, np.ndarray))
+            array, scalar = weights["a"], weights["scalar"]
+            self.assertEqual((float(scalar), int(scalar), bool(scalar)), (7, 7, True))
+            for use in (len, iter):
+                with self.assertRaises(TypeError):
+                    use(scalar)
+            self.assertEqual((len(array), array.sum(), np.max(array)), (4, 1770, 59))
+            self.assertEqual((7 in array, 60 in array), (True, False))
+            np.testing.assert_array_equal(list(array), list(rows))
+            np.testing.assert_array_equal(array + 1, rows + 1, strict=True)
+            np.testing.assert_array_equal(array == array, rows == rows, strict=True)
+            np.testing.assert_array_equal(array.T, rows.T, strict=True)
+            np.testing.assert_array_equal(np.concatenate([array, array[:1]]), np.concatenate([rows, rows[:1]]))
+            np.testing.assert_array_equal(np.array(array, np.float64), rows.astype(np.float64), strict=True)
+            self.assertTrue(np.array(array).flags.writeable)
+            np.testing.assert_array_equal(pickle.loads(pickle.dumps(array)), rows, strict=True)
+            with self.assertRaises(ValueError):
+                bool(array)
+            with self.assertRaises(AttributeError):
+                getattr(array, "absent")
+
+    def test_processes_and_threads_share_arrays(self) -> None:
+        expected = np.arange(1 << 18, dtype=np.int32).reshape(-1, 64)
+        safetensors.numpy.save_file({"w": expected}, "large.safetensors")
+        wrong: list[int] = []
+
+        def compare(array: Any, first: int) -> None:
+            wrong.extend(row for row in range(first, len(expected), 101) if (array[row] != expected[row]).any())
+
+        with self.open("large.safetensors") as weights:
+            array = weights["w"]
+            self.assertEqual(array[7, 7], expected[7, 7])
+            child = os.fork()
+            if child == 0:
+                try:
+                    compare(array, 0)
+                finally:
+                    os._exit(len(wrong) > 0)
+            threads = [threading.Thread(target=compare, args=(array, first)) for first in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self.assertEqual((os.waitpid(child, 0)[1], wrong), (0, []))
 
     def test_quantized_weights_have_their_logical_names(self) -> None:
         os.mkdir("awq")
@@ -250,42 +402,159 @@ class WeightsTest(Case):
         safetensors.numpy.save_file(model, "awq/model.safetensors")
         config = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
         Path("awq/config.json").write_text(json.dumps({"quantization_config": config}))
-        with weightfs.open("awq") as weights:
+        with self.open("awq") as weights:
             self.assertEqual(set(weights), {"a.weight", "a.qzeros", "a.scales"})
-            np.testing.assert_array_equal(weights["a.weight"], np.zeros((64, 128), np.float32), strict=True)
-        with weightfs.open("awq", options=["--stored"]) as weights:
+            expected = np.zeros((64, 128), np.float32)
+            np.testing.assert_array_equal(np.asarray(weights["a.weight"]), expected, strict=True)
+            info = weights.info("a.weight")
+            self.assertEqual(info, weights.info("a.qweight"))
+            self.assertEqual(info[:4], ("a.qweight", "I32", (128, 8), 4096))
+            assert info.quantization
+            self.assertEqual((info.quantization["name"], info.quantization["shape"]), ("a.weight", [64, 128]))
+        with self.open("awq", options=["--stored"]) as weights:
             self.assertEqual(set(weights), set(model))
-            np.testing.assert_array_equal(weights["a.qweight"], model["a.qweight"], strict=True)
+            np.testing.assert_array_equal(np.asarray(weights["a.qweight"]), model["a.qweight"], strict=True)
 
     def test_directory_of_models_is_refused(self) -> None:
         os.mkdir("many")
         for name in "ab":
             shutil.copy("model.safetensors", f"many/{name}.safetensors")
-        with self.assertRaisesRegex(weightfs.Error, "many: not one model"):
-            weightfs.open("many")
+        with self.assertRaisesRegex(weightfs.Error, "^many: not one model; open one of the models in it$"):
+            self.open("many")
 
     def test_options_that_hide_what_is_read_are_refused(self) -> None:
         for views, hidden in [("tensors", "index.json"), ("index", "npy")]:
             with self.assertRaisesRegex(ValueError, f"the options hide {hidden}, which"):
-                weightfs.open("model.safetensors", options=[f"--views={views}"])
+                self.open("model.safetensors", options=[f"--views={views}"])
+
+    def test_message_and_status_of_a_failure(self) -> None:
+        Path("cut.safetensors").write_bytes(Path("model.safetensors").read_bytes()[:-1])
+        Path("-f").write_text("not a model, but a text")
+        for source, status, reason in [
+            ("absent", 1, "^absent: No such file or directory$"),
+            ("cut.safetensors", 1, "^cut.safetensors: .*--lenient"),
+            ("-f", 1, "^-f: not a model"),
+        ]:
+            with self.assertRaisesRegex(weightfs.Error, reason) as caught:
+                self.open(source)
+            self.assertEqual(caught.exception.status, status)
+        with self.assertRaisesRegex(weightfs.Error, "--bogus") as caught:
+            self.open("model.safetensors", options=["--bogus"])
+        self.assertEqual(caught.exception.status, 2)
+        with self.assertLogs("weightfs", logging.WARNING) as logs:
+            self.open("cut.safetensors", options=["--lenient"]).close()
+        self.assertEqual(len(logs.output), 1)
+        self.assertIn("cut.safetensors", logs.output[0])
 
     def test_pickled_weights_are_opened_again(self) -> None:
-        with weightfs.open("model.safetensors") as weights:
+        with self.open("model.safetensors") as weights:
             code = "import pickle, sys; print(pickle.load(sys.stdin.buffer)['layers.0.bias'].sum())"
             said = subprocess.run(
                 [sys.executable, "-c", code], input=pickle.dumps(weights), capture_output=True, cwd="/", check=True
             )
             self.assertEqual(said.stdout, b"6.0\n")
+            self.assertEqual(pickle.loads(pickle.dumps(weights)).mounted, self.is_mounted)
         with self.assertRaisesRegex(ValueError, "closed"):
             pickle.dumps(weights)
-        with self.assertRaisesRegex(TypeError, "cannot be pickled"):
-            pickle.dumps(weightfs.Mount("model.safetensors"))
+        if self.is_mounted:
+            with self.assertRaisesRegex(TypeError, "cannot be pickled"):
+                pickle.dumps(weightfs.Mount("model.safetensors"))
 
     def test_errors_are_os_errors_and_the_version_is_that_of_the_program(self) -> None:
         with self.assertRaises(OSError):
-            weightfs.open("absent")
+            self.open("absent")
         said = subprocess.run([weightfs.program(), "--version"], capture_output=True, text=True, check=True)
         self.assertEqual(said.stdout, f"weightfs {weightfs.__version__}\n")
+
+
+class ServedWeightsTest(WeightsTest):
+    """Tests of `open` without a mount: those of the other class, and more."""
+
+    is_mounted = False
+
+    def test_index_reads_the_bytes_that_it_selects(self) -> None:
+        rows = np.arange(1000 * 100, dtype=np.float32).reshape(1000, 100)
+        safetensors.numpy.save_file({"w": rows}, "rows.safetensors")
+        with self.open("rows.safetensors") as weights:
+            array = weights["w"]
+            keys: list[tuple[Any, int]] = [
+                (5, 400), ((5, 7), 4), (slice(2, 5), 1200), ((5, slice(10, 20)), 40), (slice(7, 5, -1), 800),
+                (slice(0, 0), 0), (slice(None, None, 500), 501 * 400), ((..., 0), 999 * 400 + 4),
+                ([3, 5], 1200), ((slice(3, 5), [0, 1]), 800),
+            ]
+            for key, size in keys:
+                with mock.patch.object(weightfs._server.Server, "read_into", autospec=True) as read:
+                    array[key]
+                self.assertEqual(sum(len(call.args[3]) for call in read.call_args_list), size, key)
+            # A small part of a large range does not keep the range in memory.
+            self.assertEqual(array[:, 0].strides, (4,))
+
+    def test_source_that_has_changed_gives_an_error(self) -> None:
+        with self.open("model.safetensors") as weights:
+            array = weights["layers.0.weight"]
+            os.truncate("model.safetensors", 100)
+            with self.assertRaisesRegex(weightfs.Error, "^npy/layers.0.weight.npy: .*since it was opened") as caught:
+                array[0]
+            self.assertEqual(caught.exception.status, 1)
+            with self.assertRaisesRegex(OSError, "since it was opened"):
+                array.sum()
+
+    def test_killed_server_gives_an_error(self) -> None:
+        weights = self.open("model.safetensors")
+        array = weights["layers.0.weight"]
+        (server,) = daemons()
+        os.kill(int(server), signal.SIGKILL)
+        for _ in range(2):
+            with self.assertRaisesRegex(weightfs.Error, "the server has ended: exit status -9"):
+                array[0]
+        weights.close()
+
+    def test_server_ends_with_its_user(self) -> None:
+        for end in (signal.SIGKILL, signal.SIGTERM, None):
+            user = subprocess.Popen([sys.executable, "-c", SERVED_USER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            assert user.stdout and user.stdin
+            self.assertEqual(user.stdout.readline(), b"3.0\n")
+            self.assertEqual(len(daemons()), 1)
+            if end:
+                user.send_signal(end)
+            user.stdin.close()
+            user.wait()
+            user.stdout.close()
+            wait_until(lambda: not daemons())
+
+    def test_end_of_a_forked_process_keeps_the_server(self) -> None:
+        with self.open("model.safetensors") as weights:
+            array = weights["layers.0.bias"]
+            said = subprocess.run(
+                [sys.executable, "-X", "dev", "-W", "error", "-c", "import os, weightfs\n"
+                 "weights = weightfs.open('model.safetensors', mounted=False)\n"
+                 "array = weights['layers.0.bias']\n"
+                 "if os.fork() == 0: assert array[3] == 3; raise SystemExit\n"
+                 "assert os.wait()[1] == 0 and array[2] == 2\n"],
+                capture_output=True, text=True,
+            )
+            self.assertEqual((said.returncode, said.stderr), (0, ""))
+            self.assertEqual(array[1], 1)
+
+    def test_path_is_refused(self) -> None:
+        with self.open("model.safetensors") as weights, self.assertRaisesRegex(ValueError, "not mounted"):
+            weights.path
+        self.assertEqual(mounted(), [])
+
+
+class FallbackTest(Case):
+    def test_open_mounts_where_that_is_possible(self) -> None:
+        with weightfs.open("model.safetensors") as weights:
+            self.assertEqual(weights.mounted, has_fuse())
+            self.assertEqual(len(mounted()), has_fuse())
+            np.testing.assert_array_equal(np.asarray(weights["layers.0.bias"]), np.arange(4, dtype=np.float32))
+
+    @unittest.skipIf(has_fuse(), "/dev/fuse is present")
+    def test_mount_that_is_asked_for_is_not_replaced(self) -> None:
+        with self.assertRaisesRegex(weightfs.Error, "/dev/fuse is missing"):
+            weightfs.open("model.safetensors", mounted=True)
+        with self.assertRaisesRegex(weightfs.Error, "/dev/fuse is missing"):
+            weightfs.mount("model.safetensors")
 
 
 class ProgramTest(Case):

@@ -19,19 +19,20 @@ memmap([[0., 1., 2.],
 >>> weights.close()
 
 A source is what the command accepts: a file, the index or the directory of a sharded model, or a URL such as
-`hf://org/model`. On Linux, this needs `/dev/fuse`, and for users other than root the program `fusermount3` (Debian:
-package `fuse3`). `python -m weightfs` runs the program.
+`hf://org/model`. A mount needs `/dev/fuse`, and for users other than root the program `fusermount3` (Debian: package
+`fuse3`). Where these are missing, as in most containers, `open` reads without a mount. `python -m weightfs` runs the
+program.
 """
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from ._mount import Error, Mount, mount
-from ._program import program
-from ._weights import Weights, open
+from ._mount import Mount, mount
+from ._program import Error, program
+from ._weights import TensorInfo, Weights, open
 
-__all__ = ["Error", "Mount", "Weights", "mount", "open", "program"]
+__all__ = ["Error", "Mount", "TensorInfo", "Weights", "mount", "open", "program"]
 
 try:
     __version__ = version("weightfs")
@@ -39,5 +40,5 @@ except PackageNotFoundError:  # Imported from a directory without installing it.
     __version__ = "unknown"
 
 # Messages and pickles name the public module.
-for _public in (Error, Mount, Weights, mount, open):
+for _public in (Error, Mount, TensorInfo, Weights, mount, open):
     _public.__module__ = __name__

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import select
+import shutil
 import socket
 import subprocess
 import tempfile
 import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Optional, Sequence, Type, Union
+from typing import NoReturn, Optional, Sequence, Type
 
-from ._program import program
+from ._program import Error, Source, log_warnings, messages, program
 
-Source = Union[str, "os.PathLike[str]"]
+_FUSE = os.makedev(10, 229)
+"""The device number of /dev/fuse."""
 
-_log = logging.getLogger("weightfs")
-
-
-class Error(OSError):
-    """The program failed. The text is its message; `status` is its exit status."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
+_CAP_SYS_ADMIN = 21
+"""The number of this capability (include/uapi/linux/capability.h)."""
 
 
 class Mount:
@@ -116,6 +110,25 @@ def mount(source: Source, mountpoint: Optional[Source] = None, *, options: Seque
     return Mount(source, mountpoint, options=options)
 
 
+def can_mount() -> bool:
+    """Whether this process can mount: it can open /dev/fuse, and it is root with CAP_SYS_ADMIN, or can get that
+    capability by fusermount3, a setuid program."""
+    try:
+        device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        is_fuse = os.fstat(device).st_rdev == _FUSE
+        os.close(device)
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return False
+    if not is_fuse:
+        return False
+    status = {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if os.geteuid() == 0 and int(status["CapEff"], 16) >> _CAP_SYS_ADMIN & 1:
+        return True
+    is_allowed = int(status["CapBnd"], 16) >> _CAP_SYS_ADMIN & 1 and status.get("NoNewPrivs", "0") == "0"
+    return bool(is_allowed) and shutil.which("fusermount3") is not None
+
+
 def _run(*arguments: str, descriptors: Sequence[int] = ()) -> None:
     """Runs the program. Raises `Error` if it fails, and logs its warnings."""
     done = subprocess.run(
@@ -125,16 +138,10 @@ def _run(*arguments: str, descriptors: Sequence[int] = ()) -> None:
         stderr=subprocess.PIPE,
         pass_fds=descriptors,
     )
-    lines = [_without_name(line) for line in os.fsdecode(done.stderr).splitlines()]
+    lines = messages(done.stderr)
     if done.returncode != 0:
         raise Error("\n".join(lines) or f"exit status {done.returncode}", done.returncode)
-    for line in lines:
-        _log.warning("%s", line)
-
-
-def _without_name(line: str) -> str:
-    prefix = "weightfs: "
-    return line[len(prefix) :] if line.startswith(prefix) else line
+    log_warnings(lines)
 
 
 def _unmount(path: str, device: int, made: Optional[str], end: int, process: int) -> None:

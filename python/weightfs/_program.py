@@ -1,15 +1,28 @@
-"""Finds the program that was installed with this package."""
+"""The program that was installed with this package, and what it says."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, List, Union
+
+Source = Union[str, "os.PathLike[str]"]
 
 _NAME = "weightfs"
+
+_log = logging.getLogger(_NAME)
+
+
+class Error(OSError):
+    """The program failed. The text is its message; `status` is its exit status, or 1 while it runs."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def program() -> str:
@@ -40,3 +53,15 @@ def _directories() -> Iterator[str]:
     yield str(packages / "bin")
     # pip install --prefix DIR: DIR/lib/pythonX.Y/site-packages/weightfs and DIR/bin.
     yield str(packages.parent.parent.parent / "bin")
+
+
+def messages(said: bytes) -> List[str]:
+    """The messages that the program has written to standard error."""
+    prefix = f"{_NAME}: "
+    lines = os.fsdecode(said).splitlines()
+    return [line[len(prefix) :] if line.startswith(prefix) else line for line in lines]
+
+
+def log_warnings(lines: List[str]) -> None:
+    for line in lines:
+        _log.warning("%s", line)

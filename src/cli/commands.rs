@@ -806,6 +806,12 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub client_token: Option<PathBuf>,
 
+    /// Serve the connections whose sockets arrive on the Unix socket FD (SCM_RIGHTS), and no others, until its other
+    /// end is closed; for the Python package
+    #[arg(long, value_name = "FD", hide = true, value_parser = parse_number::<i32>(0..=i32::MAX as u64),
+          conflicts_with_all = ["port", "address", "host", "open", "client_token"])]
+    pub clients: Option<i32>,
+
     #[command(flatten)]
     pub views: ViewsArgs,
 

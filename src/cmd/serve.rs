@@ -4,7 +4,7 @@ use crate::cli::ServeArgs;
 use crate::opening::{self, ServedSource, SourceLocator};
 use crate::process::sandbox::Sandbox;
 use crate::process::sandbox::files::SandboxTask;
-use crate::process::{limits, logging, signals};
+use crate::process::{descriptors, limits, logging, signals};
 use crate::terminal::output::print_line;
 use anyhow::{Context, bail};
 use nix::sys::signal::SigSet;
@@ -12,10 +12,12 @@ use nix::unistd::geteuid;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use weightfs::fs::Ownership;
-use weightfs::serve::{self, PeerTables, ServerAccess, ServerStop};
+use weightfs::serve::{self, PeerTables, ServedClients, ServerAccess, ServerStop};
 use weightfs::text::{HexDigits, printable};
 
 /// The first port that is tried, and how many.
@@ -33,6 +35,7 @@ const TOKEN_MAX: u64 = 1024;
 pub fn run_serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     // Threads inherit the mask.
     let signals = signals::block()?;
+    let passed = args.clients.map(|fd| descriptors::take(fd).with_context(|| format!("--clients {fd}"))).transpose()?;
     let serving = &args.serving;
     logging::init(args.input.open.remote.verbose, serving.log_file.as_deref(), None)?;
     let mut at_once = signals::EndAtOnce::start(&signals, |_| ())?;
@@ -48,17 +51,19 @@ pub fn run_serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let ServedSource { superblock, reads, .. } = served;
     let sandbox = (!serving.no_sandbox).then(|| Sandbox::new(SandboxTask::Http, &reads, None));
     let superblock = locator.show_traffic(superblock);
-    let peers = PeerTables::new(geteuid().as_raw());
-    let peers = peers.inspect_err(|error| log::warn!("/proc/net/tcp: {error}: all clients need a token")).ok();
-    if peers.is_none() && token.is_none() {
-        bail!("connections of this user cannot be told from others without /proc/net/tcp; use --client-token FILE");
-    }
-    let listener = listen(args)?;
-    let address = listener.local_addr().context("the address of the server")?;
-    let query = token.as_deref().filter(|_| is_random).map(|token| format!("?token={token}")).unwrap_or_default();
-    let url = format!("{}{query}", browser_url(address));
-    if args.open {
-        open_browser(&url);
+    let (clients, peers, url) = match passed {
+        Some(passed) => (passed_clients(passed), None, None),
+        None => {
+            let peers = peer_tables(token.is_some())?;
+            let listener = listen(args)?;
+            let address = listener.local_addr().context("the address of the server")?;
+            let query = token.as_deref().filter(|_| is_random).map(|token| format!("?token={token}"));
+            let url = format!("{}{}", browser_url(address), query.unwrap_or_default());
+            (ServedClients::Listener(listener), peers, Some(url))
+        }
+    };
+    if let Some(url) = url.as_deref().filter(|_| args.open) {
+        open_browser(url);
     }
     at_once.stop();
     locator.enter(sandbox)?;
@@ -66,14 +71,32 @@ pub fn run_serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let stop = ServerStop::default();
     let stopped = stop.clone();
     signals::start_thread("signals", move || stop_on_signal(&signals, &stopped))?;
-    print_line(&format!("{} is served at {url}", printable(&source.to_string())));
-    print_line("Ctrl-C stops the server");
+    if let Some(url) = url {
+        print_line(&format!("{} is served at {url}", printable(&source.to_string())));
+        print_line("Ctrl-C stops the server");
+    }
     let access = ServerAccess { peers, token, hosts: args.host.clone() };
     let log_traffic = locator.log_traffic(&source);
     let name = source.absolute()?.to_string();
-    serve::run_server(listener, superblock, name, &version, access, memory, &stop).context("the server")?;
+    serve::run_server(clients, superblock, name, &version, access, memory, &stop).context("the server")?;
     log_traffic();
     Ok(ExitCode::SUCCESS)
+}
+
+/// The tables of the users of connections. Without them, only clients with a token can be admitted.
+fn peer_tables(has_token: bool) -> anyhow::Result<Option<PeerTables>> {
+    let peers = PeerTables::new(geteuid().as_raw());
+    let peers = peers.inspect_err(|error| log::warn!("/proc/net/tcp: {error}: all clients need a token")).ok();
+    if peers.is_none() && !has_token {
+        bail!("connections of this user cannot be told from others without /proc/net/tcp; use --client-token FILE");
+    }
+    Ok(peers)
+}
+
+/// The clients whose sockets arrive on a socket. Whoever can send them may read everything.
+fn passed_clients(socket: OwnedFd) -> ServedClients {
+    let socket = UnixStream::from(socket);
+    ServedClients::Passed(Box::new(move || descriptors::receive_descriptor(&socket).map(UnixStream::from)))
 }
 
 /// The token of other clients, if they are admitted, and whether it was made here.

@@ -1,13 +1,14 @@
 //! File descriptors that the caller of this program left open, and those that lead to other processes of it. In the
 //! background, the former would keep locks held and pipes open after the command has returned.
 
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::resource::{Resource, getrlimit};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::socket::{AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, socketpair};
 use nix::sys::stat::makedev;
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::io::{self, ErrorKind, IoSliceMut, Read, Write};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -116,6 +117,26 @@ pub fn receive_packet(socket: &mut UnixStream, packet: &mut [u8]) -> io::Result<
             received => return received,
         }
     }
+}
+
+/// Receives a descriptor over `socket`; `None` if the other end was closed without sending one.
+pub fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
+    let mut byte = [0];
+    let mut data = [IoSliceMut::new(&mut byte)];
+    let mut space = nix::cmsg_space!(RawFd);
+    let message = loop {
+        match recvmsg::<()>(socket.as_raw_fd(), &mut data, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
+            Err(Errno::EINTR) => {}
+            received => break received.ok()?,
+        }
+    };
+    let descriptor = message.cmsgs().ok()?.find_map(|message| match message {
+        ControlMessageOwned::ScmRights(descriptors) => descriptors.first().copied(),
+        _ => None,
+    });
+    // SAFETY: recvmsg(2) has just created this descriptor in this process, and nothing else owns it.
+    #[allow(unsafe_code)]
+    descriptor.map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 /// Sends each write as a packet. What cannot be sent is lost, as with syslog(3).

@@ -1,17 +1,17 @@
 //! Mounting, unmounting and listing mounts. Root uses system calls, other users fusermount3.
 
+use super::descriptors;
 use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
 use nix::libc::{O_NOFOLLOW, O_PATH};
 use nix::mount::{MntFlags, MsFlags, umount2};
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::Uid;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::OpenOptions;
-use std::io::{ErrorKind, IoSliceMut};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io::ErrorKind;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
@@ -94,7 +94,7 @@ fn mount_by_helper(request: &MountRequest) -> anyhow::Result<OwnedFd> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(no_helper)?;
-    let device = receive_device(&ours);
+    let device = descriptors::receive_descriptor(&ours);
     let output = child.wait_with_output().context(FUSERMOUNT)?;
     device.ok_or_else(|| {
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -124,26 +124,6 @@ fn no_helper(error: std::io::Error) -> anyhow::Error {
             "root is not permitted to mount or unmount here: give the container CAP_SYS_ADMIN (--cap-add SYS_ADMIN)",
         false => "fusermount3 is missing; users other than root need it to mount: install the package fuse3",
     })
-}
-
-/// Receives a descriptor over `socket`; `None` if the other end was closed without sending one.
-fn receive_device(socket: &UnixStream) -> Option<OwnedFd> {
-    let mut byte = [0];
-    let mut data = [IoSliceMut::new(&mut byte)];
-    let mut space = nix::cmsg_space!(RawFd);
-    let message = loop {
-        match recvmsg::<()>(socket.as_raw_fd(), &mut data, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
-            Err(Errno::EINTR) => {}
-            received => break received.ok()?,
-        }
-    };
-    let descriptor = message.cmsgs().ok()?.find_map(|message| match message {
-        ControlMessageOwned::ScmRights(descriptors) => descriptors.first().copied(),
-        _ => None,
-    });
-    // SAFETY: recvmsg(2) has just created this descriptor in this process, and nothing else owns it.
-    #[allow(unsafe_code)]
-    descriptor.map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 /// Unmounts the topmost mount at `mountpoint`. If `lazy`, it is detached even while it is in use: it then ends when its

@@ -25,10 +25,12 @@ use site::FileSite;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream as StdUnixStream;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixStream};
 use tokio::sync::Notify;
 use work::SiteWork;
 
@@ -51,11 +53,20 @@ impl ServerStop {
     }
 }
 
-/// Serves `superblock` on `listener` until it is asked to stop. `name` is the source, for people. `version` tells
+/// Where connections come from.
+pub enum ServedClients {
+    Listener(std::net::TcpListener),
+    /// Waits for the next connection, which needs no token. Returns `None` after the last one; then the server stops.
+    Passed(PassedConnections),
+}
+
+pub type PassedConnections = Box<dyn FnMut() -> Option<StdUnixStream> + Send>;
+
+/// Serves `superblock` to `clients` until it is asked to stop. `name` is the source, for people. `version` tells
 /// servers of the same source with other options apart. `memory` is the memory limit of the process in bytes, if there
 /// is one. Starts threads, which inherit the sandbox of the caller.
 pub fn run_server(
-    listener: std::net::TcpListener,
+    clients: ServedClients,
     superblock: Superblock,
     name: String,
     version: &str,
@@ -63,8 +74,10 @@ pub fn run_server(
     memory: Option<u64>,
     stop: &ServerStop,
 ) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let local = listener.local_addr()?;
+    let port = match &clients {
+        ServedClients::Listener(listener) => listener.local_addr()?.port(),
+        ServedClients::Passed(_) => 0,
+    };
     let threads = crate::threads::cores().min(4);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
@@ -73,12 +86,17 @@ pub fn run_server(
         .enable_time()
         .build()?;
     let done = runtime.block_on(async {
-        let listener = TcpListener::from_std(listener)?;
         let work = Arc::new(SiteWork::new(superblock, memory));
-        let (name, version, port) = (name.into(), version.to_owned(), local.port());
+        let (name, version) = (name.into(), version.to_owned());
         let site = Arc::new(FileSite { work, name, version, access, port, looking_up: Default::default() });
         let connections = Arc::new(OpenConnections::default());
-        let accepting = tokio::spawn(accept(listener, site, connections.clone()));
+        let accepting = match clients {
+            ServedClients::Listener(listener) => {
+                listener.set_nonblocking(true)?;
+                tokio::spawn(accept(TcpListener::from_std(listener)?, site, connections.clone()))
+            }
+            ServedClients::Passed(next) => tokio::spawn(accept_passed(next, site, connections.clone(), stop.clone())),
+        };
         stop.0.notified().await;
         accepting.abort();
         connections.end().await;
@@ -91,19 +109,14 @@ pub fn run_server(
 
 async fn accept(listener: TcpListener, site: Arc<FileSite>, connections: Arc<OpenConnections>) {
     loop {
-        if !connections.has_room() {
-            connections.wait(RETRY).await;
-            continue;
-        }
+        wait_for_room(&connections).await;
         match listener.accept().await {
             Ok((stream, peer)) => {
-                let connection = Arc::new(ServedConnection::new());
-                connections.add(connection.clone());
-                let (site, connections) = (site.clone(), connections.clone());
-                tokio::spawn(async move {
-                    serve_http(stream, peer, site, &connection).await;
-                    connections.remove(&connection);
-                });
+                // Only responses would be slower without it.
+                let _ = stream.set_nodelay(true);
+                if let Ok(local) = stream.local_addr() {
+                    start_connection(stream, Some([peer, local]), &site, &connections);
+                }
             }
             Err(error) => {
                 // Too few descriptors or too little memory, for example.
@@ -114,14 +127,64 @@ async fn accept(listener: TcpListener, site: Arc<FileSite>, connections: Arc<Ope
     }
 }
 
-async fn serve_http(stream: TcpStream, peer: SocketAddr, site: Arc<FileSite>, connection: &Arc<ServedConnection>) {
-    let Ok(local) = stream.local_addr() else { return };
-    // Only responses would be slower without it.
-    let _ = stream.set_nodelay(true);
-    let is_own = {
-        let (_one_at_a_time, asking) = (site.looking_up.lock().await, site.clone());
-        tokio::task::spawn_blocking(move || asking.access.is_own(peer, local)).await.unwrap_or(false)
-    };
+async fn accept_passed(
+    mut next: PassedConnections,
+    site: Arc<FileSite>,
+    connections: Arc<OpenConnections>,
+    stop: ServerStop,
+) {
+    loop {
+        wait_for_room(&connections).await;
+        let waiting = tokio::task::spawn_blocking(move || {
+            let stream = next();
+            (next, stream)
+        });
+        let Ok((again, Some(stream))) = waiting.await else { return stop.stop() };
+        next = again;
+        match stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream)) {
+            Ok(stream) => start_connection(stream, None, &site, &connections),
+            Err(error) => log::warn!("a connection cannot be accepted: {error}"),
+        }
+    }
+}
+
+async fn wait_for_room(connections: &OpenConnections) {
+    while !connections.has_room() {
+        connections.wait(RETRY).await;
+    }
+}
+
+/// Serves a connection. `ends` are the addresses of the client and of this end, unless the connection needs no token.
+fn start_connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    ends: Option<[SocketAddr; 2]>,
+    site: &Arc<FileSite>,
+    connections: &Arc<OpenConnections>,
+) {
+    let connection = Arc::new(ServedConnection::new());
+    connections.add(connection.clone());
+    let (site, connections) = (site.clone(), connections.clone());
+    tokio::spawn(async move {
+        let is_own = match ends {
+            Some(ends) => is_own(ends, &site).await,
+            None => true,
+        };
+        serve_http(stream, is_own, site, &connection).await;
+        connections.remove(&connection);
+    });
+}
+
+async fn is_own([peer, local]: [SocketAddr; 2], site: &Arc<FileSite>) -> bool {
+    let (_one_at_a_time, asking) = (site.looking_up.lock().await, site.clone());
+    tokio::task::spawn_blocking(move || asking.access.is_own(peer, local)).await.unwrap_or(false)
+}
+
+async fn serve_http(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    is_own: bool,
+    site: Arc<FileSite>,
+    connection: &Arc<ServedConnection>,
+) {
     let service = service_fn(|request| {
         let busy = BusyGuard::new(connection.clone());
         let site = site.clone();

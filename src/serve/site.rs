@@ -8,7 +8,7 @@ use super::range::{FileValidators, SelectedAnswer};
 use super::url;
 use super::work::{SiteOperation, SiteWork};
 use crate::content::{self, Content, ReadRequest};
-use crate::fs::{self, Attr, FileKind, ROOT, Superblock};
+use crate::fs::{self, Attr, FileKind, Ino, ROOT, Superblock};
 use crate::source;
 use httpdate::fmt_http_date;
 use hyper::body::Incoming;
@@ -26,6 +26,8 @@ enum SitePath {
     /// The path of a directory without the slash at its end.
     Moved,
     Page(String),
+    /// The entries of a directory as JSON.
+    Entries(String),
     File(Box<Content>, Attr, Option<String>),
     /// A link to a file that is not a model. It may lie anywhere, and the server may have more rights than the client.
     Link,
@@ -36,6 +38,10 @@ const POLICY: &str = "default-src 'none'; img-src 'self'; style-src 'self'; scri
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 const HTML: &str = "text/html; charset=utf-8";
+const JSON: &str = "application/json";
+
+/// The query parameter that asks for the entries of a directory instead of its page. Its value is `json`.
+const ENTRIES: &str = "entries";
 
 /// A file system with its pages.
 #[derive(Debug)]
@@ -107,6 +113,7 @@ impl FileSite {
         let shown = path.iter().map(|name| String::from_utf8_lossy(name)).collect::<Vec<_>>().join("/");
         match found {
             Ok(SitePath::Page(page)) => Ok(finish(Response::builder(), HTML, page)),
+            Ok(SitePath::Entries(entries)) => Ok(finish(Response::builder(), JSON, entries)),
             Ok(SitePath::Moved) => {
                 let query = if query.is_empty() { String::new() } else { format!("?{query}") };
                 let path: String = path.iter().map(|name| format!("/{}", url::encode_url(name))).collect();
@@ -207,6 +214,9 @@ impl SiteOperation for PathQuery {
         match attr.kind {
             FileKind::Link => Ok(SitePath::Link),
             FileKind::Dir if !self.is_dir => Ok(SitePath::Moved),
+            FileKind::Dir if url::parameter(&self.query, ENTRIES).as_deref() == Some("json") => {
+                directory_entries(superblock, attr.ino, request).map(SitePath::Entries)
+            }
             FileKind::Dir => {
                 let (site, path, ino, wants) = (&*self.site, &*self.path, attr.ino, request);
                 let query = PageQuery::parse(&self.query);
@@ -219,6 +229,35 @@ impl SiteOperation for PathQuery {
             }
         }
     }
+}
+
+/// The entries of a directory: a JSON array with an object for each, one per line. `size` is in bytes, and missing for
+/// a file that cannot be opened now.
+fn directory_entries(superblock: &Superblock, directory: Ino, request: &ReadRequest) -> Result<String, fs::Error> {
+    let mut found = Vec::new();
+    superblock.readdir(directory, 0, request, |entry| {
+        found.push((entry.name.into_owned(), entry.ino, entry.kind));
+        false
+    })?;
+    let mut lines = Vec::new();
+    for (name, ino, kind) in found.into_iter().filter(|(name, ..)| name != "." && name != "..") {
+        let mut entry = serde_json::json!({ "name": name.to_string_lossy() });
+        entry["type"] = match kind {
+            FileKind::Dir => "directory",
+            FileKind::File => "file",
+            FileKind::Link => "link",
+        }
+        .into();
+        if kind == FileKind::File {
+            match superblock.getattr(ino, request) {
+                Ok(attr) => entry["size"] = attr.size.into(),
+                Err(error) if error.would_block() => return Err(error),
+                Err(_) => {}
+            }
+        }
+        lines.push(entry.to_string());
+    }
+    Ok(format!("[\n{}\n]\n", lines.join(",\n")))
 }
 
 fn not_found(text: &'static str) -> FailureAnswer {
@@ -251,7 +290,7 @@ fn failure_answer(name: &str, error: &fs::Error) -> FailureAnswer {
 fn content_type(name: &str) -> &'static str {
     let last = name.rsplit('/').next().unwrap_or(name);
     match last.rsplit_once('.').map(|(_, suffix)| suffix) {
-        Some("json") => "application/json",
+        Some("json") => JSON,
         Some("png") => "image/png",
         Some("txt") => "text/plain; charset=utf-8",
         _ if last == "SHA256SUMS" => "text/plain; charset=utf-8",

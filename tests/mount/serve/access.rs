@@ -1,9 +1,13 @@
 //! Who may read, tried as a real second user.
 
-use super::support::Server;
+use super::support::{Response, Server};
 use crate::support::{Scene, is_skipped, not_root};
-use std::io::{Read, Write};
+use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair};
+use std::io::{IoSlice, Read, Write};
 use std::net::TcpListener;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 const USER: &str = "setpriv --reuid=65533 --regid=65533 --clear-groups --";
 
@@ -165,4 +169,43 @@ fn server_is_in_a_sandbox() {
     }
     let log = std::fs::read_to_string(scene.path("log")).unwrap();
     assert!(log.contains("seccomp") && !log.contains("refused"), "{log}");
+}
+
+/// The response to a GET request over a connection that is passed through `socket`.
+fn get_passed(socket: &OwnedFd, path: &str, host: &str) -> Response {
+    let (mut client, served) = UnixStream::pair().unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let rights = [served.as_raw_fd()];
+    let message = [ControlMessage::ScmRights(&rights)];
+    sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(b".")], &message, MsgFlags::empty(), None).unwrap();
+    drop(served);
+    client.write_all(format!("GET /{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes()).unwrap();
+    let mut bytes = Vec::new();
+    client.read_to_end(&mut bytes).unwrap();
+    Response::parse(&bytes)
+}
+
+#[test]
+fn passed_connections_are_served_until_their_socket_is_closed() {
+    let scene = scene();
+    let pair = || socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
+    let (ours, theirs) = pair();
+    let mut server = Server::of_passed(&scene, "sample.safetensors", theirs);
+    let whole = scene.ok("weightfs cat sample.safetensors header.json");
+    for _ in 0..3 {
+        let response = get_passed(&ours, "header.json", "localhost");
+        assert_eq!((response.status, response.text()), (200, whole.clone()));
+    }
+    assert_eq!(get_passed(&ours, "header.json", "evil.example").status, 421);
+    drop(ours);
+    assert!(server.ended().success());
+    let failures = [
+        ("--clients 77", 1, "weightfs: --clients 77: Bad file descriptor"),
+        ("--clients 0 --port 8411", 2, "cannot be used with"),
+        ("--clients 0 --open", 2, "cannot be used with"),
+    ];
+    for (options, code, reason) in failures {
+        let said = scene.sh(&format!("weightfs serve sample.safetensors {options} </dev/null"));
+        assert!(said.code == code && said.err.contains(reason), "{said:?}");
+    }
 }

@@ -355,3 +355,35 @@ fn no_page_quotes_a_broken_model_that_a_link_leads_to() {
     }
     assert!(said("a.error.txt").contains("a link leads to it"), "{}", said("a.error.txt"));
 }
+
+#[test]
+fn entries_of_directories_are_json() {
+    let scene = Scene::new();
+    scene.sample();
+    scene.ok("mkdir many && cp sample.safetensors many/a.safetensors && cp many/a.safetensors many/b.safetensors && echo text >many/notes");
+    for (source, dir) in [("sample.safetensors", ""), ("sample.safetensors", "npy/"), ("many", ""), ("many", "a/")] {
+        let server = Server::new(&scene, source, &[]);
+        let response = server.get(&format!("{dir}?entries=json"));
+        assert_eq!((response.status, response.header("content-type")), (200, "application/json"));
+        let entries: Vec<serde_json::Value> = serde_json::from_slice(&response.body).unwrap();
+        assert!(!entries.is_empty());
+        for entry in &entries {
+            let path = format!("{dir}{}", encoded(entry["name"].as_str().unwrap()));
+            let (status, kind) = (server.get(&path).status, entry["type"].as_str().unwrap());
+            assert_eq!(
+                status,
+                match kind {
+                    "directory" => 303,
+                    "link" => 403,
+                    _ => 200,
+                },
+                "{path}"
+            );
+            let size = server.request("HEAD", &path, &[]).header("content-length").parse::<u64>().ok();
+            assert_eq!(entry["size"].as_u64(), size.filter(|_| kind == "file"), "{path}");
+        }
+    }
+    let server = Server::new(&scene, "sample.safetensors", &[]);
+    assert_eq!(server.get("absent/?entries=json").status, 404);
+    assert_eq!(server.get("npy/?entries=other").header("content-type"), "text/html; charset=utf-8");
+}

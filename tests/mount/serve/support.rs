@@ -5,6 +5,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -38,6 +39,13 @@ impl Server {
         let address = line.trim_end().split("http://").nth(1).unwrap().split('/').next().unwrap();
         let port = address.rsplit(':').next().unwrap().parse().unwrap();
         Self { child, line, port }
+    }
+
+    /// Serves the clients whose connections arrive on `socket`.
+    pub fn of_passed(scene: &Scene, source: &str, socket: OwnedFd) -> Self {
+        let mut command = scene.command("weightfs");
+        command.args(["serve", "--clients", "0", source]).stdin(socket).stdout(Stdio::null()).stderr(Stdio::null());
+        Self { child: command.spawn().unwrap(), line: String::new(), port: 0 }
     }
 
     pub fn pid(&self) -> Pid {
@@ -102,7 +110,7 @@ pub struct Response {
 }
 
 impl Response {
-    fn parse(bytes: &[u8]) -> Self {
+    pub fn parse(bytes: &[u8]) -> Self {
         let end = bytes.windows(4).position(|four| four == b"\r\n\r\n");
         let end = end.unwrap_or_else(|| panic!("{:?}", String::from_utf8_lossy(bytes)));
         let head = String::from_utf8(bytes[..end].to_vec()).unwrap();

@@ -1,0 +1,235 @@
+"""Reads the files of a mount without mounting, through a program `weightfs serve` that serves this process alone.
+
+The two share a socket. For each connection, this process makes a pair of connected sockets, and sends one of them to
+the server. So nobody else can connect, nothing is created in the file system, and the server ends when the last
+process that has the shared socket ends, even if it is killed.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import weakref
+from typing import IO, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, TypeVar
+from urllib.parse import quote
+
+from ._program import Error, Source, log_warnings, messages, program
+
+_Received = TypeVar("_Received")
+
+_RECEIVED = (200, 206, 416)
+"""A whole file, a part, and a part that begins at the end of the file or after it."""
+
+_ERRNOS = {303: errno.EISDIR, 404: errno.ENOENT}
+"""Responses for a directory without the slash at its end, and for what does not exist."""
+
+_REASONS = {410: "the source has changed", 503: "there is too little memory"}
+"""Reasons for responses that the server does not explain in its messages."""
+
+_END = 15
+"""Time limit for the end of the server, in seconds. It lets running transfers end for 10 seconds."""
+
+
+class Server:
+    """Serves the files of one source to this process. Made with a source and options of `weightfs serve`.
+
+    Paths are those in a mount, such as `npy/NAME.npy`. Raises `Error` with the message of the command if the source
+    cannot be opened. All methods raise FileNotFoundError for a path that does not exist, IsADirectoryError for a
+    directory that is read as a file, and `Error` with the message of the server for what cannot be read.
+
+    Threads and forked processes can use it at the same time. It ends with the process that has made it.
+    """
+
+    def __init__(self, source: Source, *, options: Sequence[str] = ()) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._shared = ours
+        self._log = _unnamed_file()
+        try:
+            self._process = subprocess.Popen(
+                [program(), "serve", f"--clients={theirs.fileno()}", *options, "--", os.fspath(source)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._log,
+                pass_fds=[theirs.fileno()],
+                # Ctrl-C in a terminal is for this process only.
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            self._log.close()
+            raise
+        finally:
+            theirs.close()
+        self._is_open = False
+        # Connections that wait for the next request, and the process that has made them.
+        self._idle: List[_Connection] = []
+        self._user = os.getpid()
+        self._end = weakref.finalize(self, _stop, self._process, ours, self._log, self._idle, os.getpid())
+        try:
+            # The response arrives when the model is open.
+            self.entries("")
+            self._is_open = True
+        except BaseException:
+            self.close()
+            raise
+        log_warnings(messages(self._said(0)))
+
+    def read(self, path: str, start: int = 0, end: Optional[int] = None) -> bytes:
+        """Returns the bytes of a file from `start` up to `end`, or up to its end if that comes first."""
+        if end is not None and end <= start:
+            return b""
+        last = "" if end is None else end - 1
+        return self._get(path, "", {} if last == "" and start == 0 else {"Range": f"bytes={start}-{last}"}, _body)
+
+    def read_into(self, path: str, start: int, buffer: memoryview) -> None:
+        """Fills `buffer`, whose elements are bytes, with the bytes of a file from `start` on."""
+
+        def receive(response: http.client.HTTPResponse) -> None:
+            filled = 0
+            while filled < len(buffer):
+                count = response.readinto(buffer[filled:]) if response.status == 206 else 0
+                if count == 0:
+                    raise http.client.IncompleteRead(b"", len(buffer) - filled)
+                filled += count
+            # The end of the body, after which the connection can be used again.
+            response.read()
+
+        if len(buffer) > 0:
+            self._get(path, "", {"Range": f"bytes={start}-{start + len(buffer) - 1}"}, receive)
+
+    def entries(self, path: str) -> List[Dict[str, Any]]:
+        """Returns the entries of a directory, in the order of a mount. Each has `name` and `type` (`file`, `directory`
+        or `link`). A file has `size`, in bytes, unless it cannot be opened now."""
+        found: List[Dict[str, Any]] = json.loads(self._get(f"{path}/" if path else "", "?entries=json", {}, _body))
+        return found
+
+    def close(self) -> None:
+        """Ends the server. The second call has no effect."""
+        self._end()
+
+    def _get(
+        self,
+        path: str,
+        query: str,
+        headers: Dict[str, str],
+        receive: Callable[[http.client.HTTPResponse], _Received],
+    ) -> _Received:
+        """Sends a request, again if the server has closed the connection meanwhile, and receives the response."""
+        if not self._end.alive:
+            raise ValueError("the server is closed")
+        # All messages until the model is open belong to its error.
+        begin = os.fstat(self._log.fileno()).st_size if self._is_open else 0
+        url = f"/{quote(os.fsencode(path))}{query}"
+        while True:
+            connection, is_new = self._connection()
+            try:
+                connection.request("GET", url, headers=headers)
+                response = connection.getresponse()
+                if response.status in _RECEIVED:
+                    received = receive(response)
+                else:
+                    response.read()
+            except ConnectionError:
+                connection.close()
+                if is_new:
+                    self._fail_at_end(begin)
+            except http.client.HTTPException:
+                # The server has found an error in the middle of the file.
+                connection.close()
+                self._fail(path, begin, 0)
+            except BaseException:
+                connection.close()
+                raise
+            else:
+                self._idle.append(connection)
+                break
+        if response.status in _ERRNOS:
+            number = _ERRNOS[response.status]
+            raise OSError(number, os.strerror(number), path.rstrip("/"))
+        if response.status not in _RECEIVED:
+            self._fail(path, begin, response.status)
+        return received
+
+    def _connection(self) -> Tuple[_Connection, bool]:
+        """An unused connection, and whether it is new."""
+        if self._user != os.getpid():
+            # A forked process does not share the connections of its parent.
+            _close_all(self._idle)
+            self._user = os.getpid()
+        try:
+            return self._idle.pop(), False
+        except IndexError:
+            return _Connection(self._shared), True
+
+    def _said(self, begin: int) -> bytes:
+        """What the server has logged from a position on."""
+        log = self._log.fileno()
+        return os.pread(log, max(os.fstat(log).st_size - begin, 0), begin)
+
+    def _fail(self, path: str, begin: int, status: int) -> NoReturn:
+        """Raises the error that the server has logged for a file since `begin`."""
+        lines = [line for line in messages(self._said(begin)) if line.startswith(f"{path}: ")]
+        raise Error(lines[-1] if lines else f"{path}: {_REASONS.get(status, 'cannot be read')}", 1)
+
+    def _fail_at_end(self, begin: int) -> NoReturn:
+        """Raises an error with what a server that has ended has logged since `begin`."""
+        try:
+            status = self._process.wait(_END)
+        except subprocess.TimeoutExpired:
+            raise Error("the server does not answer", 1) from None
+        said = "\n".join(messages(self._said(begin)))
+        raise Error(said or f"the server has ended: exit status {status}", status) from None
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection to the server at the other end of `shared`."""
+
+    def __init__(self, shared: socket.socket) -> None:
+        super().__init__("localhost")
+        self._shared = shared
+
+    def connect(self) -> None:
+        self.sock, other = socket.socketpair()
+        with other:
+            socket.send_fds(self._shared, [b"."], [other.fileno()])
+
+
+def _unnamed_file() -> IO[bytes]:
+    """A file for the messages of the server, in memory where Python can: a container may have no writable directory."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("weightfs-messages"), "r+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
+
+
+def _body(response: http.client.HTTPResponse) -> bytes:
+    body = response.read()
+    return b"" if response.status == 416 else body
+
+
+def _close_all(connections: List[_Connection]) -> None:
+    while connections:
+        connections.pop().close()
+
+
+def _stop(
+    process: subprocess.Popen[bytes], shared: socket.socket, log: IO[bytes], idle: List[_Connection], maker: int
+) -> None:
+    """Ends the server, or in a forked process, only closes its descriptors."""
+    _close_all(idle)
+    shared.close()
+    if os.getpid() == maker:
+        process.terminate()
+        try:
+            process.wait(_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    else:
+        # Not a child of this process, so nobody waits for it here.
+        process.returncode = 0
+    log.close()
