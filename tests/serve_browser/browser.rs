@@ -132,6 +132,14 @@ impl Browser {
         self.post("/goog/cdp/execute", json!({"cmd": command, "params": parameters}))
     }
 
+    /// Sets the size of the page, in pixels.
+    pub fn resize(&self, width: u32, height: u32) {
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride",
+            json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false}),
+        );
+    }
+
     /// Turns the scripts of pages off. Expressions of the tests still work.
     pub fn without_scripts(&self) {
         self.devtools("Emulation.setScriptExecutionDisabled", json!({"value": true}));

@@ -1,8 +1,10 @@
 //! What pages show and do.
 
 use crate::browser::Browser;
-use crate::server::{Server, browser_is_here, real_model, write_model};
+use crate::server::{Server, browser_is_here, real_model, write_model, write_sized_model};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::Path;
 use tempfile::TempDir;
 
 /// The names in the table of tensors.
@@ -143,10 +145,7 @@ fn hostile_names_run_nothing_and_break_no_layout() {
     .into();
     write_model(&path, &names, &[(script, script), ("long", &"<b>".repeat(50_000)), ("\u{202e}", "'\"<\u{0}")]);
     let (browser, server) = (Browser::start(), Server::start(scratch.path(), &[]));
-    browser.devtools(
-        "Emulation.setDeviceMetricsOverride",
-        json!({"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": false}),
-    );
+    browser.resize(400, 800);
     browser.open(&format!("{}/", server.url));
     if browser.value("!!document.querySelector('#tensors')") != json!(true) {
         browser.click("tbody a");
@@ -204,4 +203,216 @@ fn hundred_thousand_tensors_have_pages_and_a_map() {
     assert_eq!(browser.texts("table a"), ["npy/layers.99.experts.99.w.npy"]);
     assert_eq!(browser.value("document.images.length"), 0);
     is_quiet(&browser, &server);
+}
+
+/// The sizes of a monitor and of a phone, in pixels.
+const SIZES: [(u32, u32); 2] = [(1440, 1080), (390, 844)];
+
+/// Two layers of 256 experts of equal size.
+fn write_experts(path: &Path) {
+    let names: Vec<String> = (0..512).map(|at| format!("layers.{}.experts.{}.w", at / 256, at % 256)).collect();
+    write_model(path, &names, &[]);
+}
+
+/// The URLs of the links in a map, which are queries.
+fn map_links(browser: &Browser, class: &str, page: &str) -> Vec<String> {
+    let links = format!(
+        "(async () => {{
+            const page = new DOMParser().parseFromString(await (await fetch({page:?})).text(), 'text/html');
+            return [...page.querySelectorAll('#map svg.{class} > *')].map(tile => tile.getAttribute('href'));
+        }})()"
+    );
+    let links: Vec<Option<String>> = serde_json::from_value(browser.value(&links)).unwrap();
+    links.into_iter().map(|link| link.unwrap_or_else(|| panic!("{page}: a tile without a link"))).collect()
+}
+
+#[test]
+fn links_of_the_map_lead_to_all_tensors() {
+    if !browser_is_here() {
+        return;
+    }
+    let scratch = TempDir::new().unwrap();
+    let path = scratch.path().join("model.safetensors");
+    let mut tensors = vec![("embedding".to_owned(), 1_000_000), ("norm".to_owned(), 1), ("scale".to_owned(), 1)];
+    for layer in 0..300 {
+        tensors.push((format!("flat.layer{layer}_weight"), 1_000));
+        tensors.push((format!("flat.layer{layer}_bias"), 1));
+    }
+    for expert in 0..600 {
+        tensors.push((format!("layers.0.experts.{expert}.up"), 100));
+    }
+    write_sized_model(&path, &tensors, &[]);
+    let (browser, server) = (Browser::start(), Server::start(&path, &[]));
+    browser.open(&format!("{}/", server.url));
+    for class in ["broad", "narrow"] {
+        let (mut seen, mut queue) = (BTreeSet::new(), vec!["?".to_owned()]);
+        while let Some(page) = queue.pop() {
+            let links = map_links(&browser, class, &page);
+            assert!((1..=500).contains(&links.len()), "{page}: {} links", links.len());
+            for link in links.iter().map(|link| link.trim_end_matches("#map").to_owned()) {
+                if seen.insert(link.clone()) && !link.starts_with("?tensor=") {
+                    queue.push(link);
+                }
+            }
+        }
+        let found = seen.iter().filter(|link| link.starts_with("?tensor=")).count();
+        assert_eq!(found, tensors.len(), "{class}");
+    }
+}
+
+#[test]
+fn experts_have_tiles_of_equal_size() {
+    if !browser_is_here() {
+        return;
+    }
+    let scratch = TempDir::new().unwrap();
+    let path = scratch.path().join("experts.safetensors");
+    write_experts(&path);
+    let (browser, server) = (Browser::start(), Server::start(&path, &[]));
+    for (width, height) in SIZES {
+        let shown = if width > 1000 { "broad" } else { "narrow" };
+        browser.resize(width, height);
+        browser.open(&format!("{}/?prefix=layers.1", server.url));
+        let titles = browser.texts(&format!("svg.{shown} title"));
+        assert_eq!(titles.len(), 256);
+        assert!(titles.contains(&"200.w: 4 B, 0.4 % in 1 tensor".to_owned()), "{titles:?}");
+        let areas = format!(
+            "[...document.querySelectorAll('svg.{shown} rect')].map(rect => rect.getBoundingClientRect()).map(
+                area => area.width * area.height)"
+        );
+        let areas: Vec<f64> = serde_json::from_value(browser.value(&areas)).unwrap();
+        let (least, most) = areas.iter().fold((f64::MAX, 0.0_f64), |(a, b), area| (a.min(*area), b.max(*area)));
+        assert!(least > 400.0 && most < 1.5 * least, "{least} to {most} pixels");
+        browser.click(&format!("svg.{shown} a[href='?tensor=456'] rect"));
+        browser.wait("document.querySelector('h1').textContent === 'layers.1.experts.200.w'");
+    }
+    // In the map of all layers, neighbours share tiles.
+    browser.open(&format!("{}/", server.url));
+    browser.click("svg.narrow a[href^='?prefix=layers.0.experts&part=9-10-'] rect");
+    browser.wait("location.search.startsWith('?prefix=layers.0.experts&part=')");
+    assert!(
+        browser.texts("#map p")[0].contains("experts . 8.w – 9.w: 8 B in 2 tensors"),
+        "{:?}",
+        browser.texts("#map p")
+    );
+    browser.click("svg.narrow a[href='?tensor=9'] rect");
+    browser.wait("document.querySelector('h1').textContent === 'layers.0.experts.9.w'");
+    is_quiet(&browser, &server);
+}
+
+#[test]
+fn map_fits_the_width_of_a_phone() {
+    if !browser_is_here() {
+        return;
+    }
+    let scratch = TempDir::new().unwrap();
+    let path = scratch.path().join("experts.safetensors");
+    write_experts(&path);
+    let (browser, server) = (Browser::start(), Server::start(&path, &[]));
+    browser.resize(390, 844);
+    for (is_scripted, scheme) in [(true, "light"), (true, "dark"), (false, "dark"), (false, "light")] {
+        if !is_scripted {
+            browser.without_scripts();
+        }
+        let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
+        browser.devtools("Emulation.setEmulatedMedia", json!({"features": features}));
+        for query in ["", "?prefix=layers.0.experts"] {
+            browser.open(&format!("{}/{query}", server.url));
+            let width = "[...document.querySelectorAll('#map svg')].map(map => map.getBoundingClientRect().width)";
+            let main = browser.value("document.querySelector('main').clientWidth");
+            assert!(main.as_f64().unwrap() <= 350.0, "{main}");
+            assert_eq!(browser.value(width), json!([0, main]), "one map is shown, between the margins of the page");
+            let scrolls = "document.querySelector('#map').scrollWidth > document.querySelector('#map').clientWidth";
+            assert_eq!(browser.value(scrolls), false, "{query}");
+            let heights = "[...document.querySelectorAll('svg.narrow text')].map(
+                text => text.getBoundingClientRect().height)";
+            let heights: Vec<f64> = serde_json::from_value(browser.value(heights)).unwrap();
+            assert!(heights.len() > 1 && heights.iter().all(|height| *height >= 10.0), "{query} {heights:?}");
+        }
+    }
+    is_quiet(&browser, &server);
+}
+
+/// Checks that the filter and the first row of the table are in the window.
+fn first_row_is_visible(browser: &Browser) {
+    for selector in ["input[type=search]", "#rows tbody tr"] {
+        let area = format!("document.querySelector({selector:?}).getBoundingClientRect()");
+        let edges = browser.value(&format!("[{area}.top, {area}.bottom, innerHeight]"));
+        let [top, bottom, height]: [f64; 3] = serde_json::from_value(edges).unwrap();
+        assert!(0.0 <= top && bottom <= height, "{selector} is at {top} to {bottom} of {height}");
+    }
+}
+
+#[test]
+fn found_tensors_are_visible_while_typing_and_their_number_is_announced() {
+    if !browser_is_here() {
+        return;
+    }
+    let scratch = TempDir::new().unwrap();
+    let path = scratch.path().join("experts.safetensors");
+    write_experts(&path);
+    let (browser, server) = (Browser::start(), Server::start(&path, &[]));
+    for (width, height) in SIZES {
+        browser.resize(width, height);
+        browser.open(&format!("{}/", server.url));
+        assert_eq!(browser.value("document.querySelectorAll('[role=status][aria-live=polite]').length"), 1);
+        assert_eq!(browser.texts("[role=status]"), ["512 tensors"]);
+        browser.value("document.querySelector('[role=status]').isFirst = true");
+        browser.type_into("input[type=search]", "experts.77.");
+        browser.wait("document.querySelectorAll('#rows tbody tr').length === 2");
+        assert_eq!(browser.texts("[role=status]"), ["2 tensors of 512"]);
+        assert_eq!(browser.value("document.querySelector('[role=status]').isFirst"), true, "the region is replaced");
+        assert_eq!(browser.value("document.activeElement.type"), "search");
+        first_row_is_visible(&browser);
+        // Without words, the map is there again.
+        let (control, release, backspace) = ('\u{e009}', '\u{e000}', '\u{e003}');
+        browser.type_into("input[type=search]", &format!("{control}a{release}{backspace}"));
+        browser.wait("!!document.querySelector('#map svg') && location.search === ''");
+        assert_eq!(browser.texts("[role=status]"), ["512 tensors"]);
+    }
+    is_quiet(&browser, &server);
+    browser.without_scripts();
+    for (width, height) in SIZES {
+        browser.resize(width, height);
+        browser.open(&format!("{}/?q=experts.77.", server.url));
+        assert_eq!(browser.texts("[role=status]"), ["2 tensors of 512"]);
+        first_row_is_visible(&browser);
+    }
+}
+
+#[test]
+fn sorting_keeps_the_focus_with_and_without_scripts() {
+    if !browser_is_here() {
+        return;
+    }
+    let (browser, server) = (Browser::start(), Server::start(&real_model(), &[]));
+    for is_scripted in [true, false] {
+        if !is_scripted {
+            browser.without_scripts();
+        }
+        browser.open(&format!("{}/?q=layer", server.url));
+        for order in ["descending", "ascending"] {
+            // Enter follows the link.
+            browser.type_into("#rows th:nth-child(4) a", "\u{e007}");
+            browser.wait(&format!("document.querySelector('#rows th:nth-child(4)')?.ariaSort === '{order}'"));
+            browser.wait("document.activeElement === document.querySelector('#rows th:nth-child(4) a')");
+        }
+    }
+    is_quiet(&browser, &server);
+}
+
+#[test]
+fn links_in_text_are_underlined() {
+    if !browser_is_here() {
+        return;
+    }
+    let scratch = TempDir::new().unwrap();
+    let path = scratch.path().join("experts.safetensors");
+    write_experts(&path);
+    let (browser, server) = (Browser::start(), Server::start(&path, &[]));
+    browser.open(&format!("{}/?prefix=layers.0&page=2", server.url));
+    for selector in ["nav a", ".pages a[rel=prev]", ".pages a[rel=next]", "#map p a"] {
+        let line = format!("getComputedStyle(document.querySelector({selector:?})).textDecorationLine");
+        assert_eq!(browser.text(&line), "underline", "{selector}");
+    }
 }

@@ -67,15 +67,24 @@ pub fn real_model() -> PathBuf {
 
 /// Writes a file of tensors of 4 bytes with these names, and metadata.
 pub fn write_model(path: &Path, names: &[String], metadata: &[(&str, &str)]) {
+    let tensors: Vec<(String, u64)> = names.iter().map(|name| (name.clone(), 1)).collect();
+    write_sized_model(path, &tensors, metadata);
+}
+
+/// Writes a file of tensors with these names and numbers of elements of 4 bytes, and metadata.
+pub fn write_sized_model(path: &Path, tensors: &[(String, u64)], metadata: &[(&str, &str)]) {
     let mut header = serde_json::Map::new();
     let metadata: serde_json::Map<_, _> =
         metadata.iter().map(|(key, value)| (key.to_string(), (*value).into())).collect();
     header.insert("__metadata__".into(), metadata.into());
-    for (at, name) in names.iter().enumerate() {
-        let offsets = [4 * at, 4 * at + 4];
-        header.insert(name.clone(), serde_json::json!({"dtype": "F32", "shape": [1], "data_offsets": offsets}));
+    let mut end = 0;
+    for (name, elements) in tensors {
+        let offsets = [end, end + 4 * elements];
+        header.insert(name.clone(), serde_json::json!({"dtype": "F32", "shape": [elements], "data_offsets": offsets}));
+        end = offsets[1];
     }
     let header = serde_json::Value::from(header).to_string();
-    let data = vec![0; 4 * names.len()];
-    std::fs::write(path, [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()).unwrap();
+    std::fs::write(path, [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.set_len(8 + header.len() as u64 + end).unwrap();
 }

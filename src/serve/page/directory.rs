@@ -66,8 +66,8 @@ pub(super) fn directory_page(asked: &PageRequest) -> Result<String, Error> {
     let name = asked.name();
     let mut page = HtmlPage::at(asked, &name);
     page.raw("<main><h1>").name(&name).raw("</h1>\n");
-    page.filter(asked, "part of a name");
-    page.raw("<section id=\"rows\"><p>").text(&plural(entries.len() as u64, "name")).raw("</p>\n");
+    page.filter(asked, "part of a name", &plural(entries.len() as u64, "name"));
+    page.raw("<section id=\"rows\">\n");
     directory_table(asked, shown, &mut page)?;
     page.pages(at, pages, &[("q", &asked.query.q)]);
     page.raw("</section></main>");

@@ -129,10 +129,12 @@ impl HtmlPage {
         self
     }
 
-    pub fn filter(&mut self, asked: &PageRequest, what: &str) -> &mut Self {
+    /// Adds the filter of the rows, and the number of those that it finds, which screen readers announce.
+    pub fn filter(&mut self, asked: &PageRequest, what: &str, count: &str) -> &mut Self {
         self.raw("<form id=\"filter\" role=\"search\" data-swap=\"rows\"><label>Filter ");
         self.raw("<input type=\"search\" name=\"q\" value=\"").text(&asked.query.q).raw("\" placeholder=\"").text(what);
-        self.raw("\" maxlength=\"256\"></label> <button>Show</button></form>\n")
+        self.raw("\" maxlength=\"256\"></label> <button>Show</button> <span id=\"count\" role=\"status\" ");
+        self.raw("aria-live=\"polite\">").text(count).raw("</span></form>\n")
     }
 
     /// Adds the other parameters that the filter keeps. They belong to the rows, so that they are replaced together.

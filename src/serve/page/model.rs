@@ -73,11 +73,24 @@ pub(super) fn quantization(model: &Model, id: TensorId) -> String {
 
 pub(super) fn model_page(asked: &PageRequest, model: &Model) -> Result<String, Error> {
     let name = asked.name();
+    let words = asked.query.words();
+    let listed = model.listed();
+    let found: Vec<TensorId> = listed.iter().filter(|id| is_found(model, *id, &words)).collect();
+    let mut count = plural(found.len() as u64, "tensor");
+    if !words.is_empty() {
+        count = format!("{count} of {}", grouped(listed.len() as u64));
+    }
     let mut page = HtmlPage::at(asked, &name);
     page.raw("<main><h1>").name(&name).raw("</h1>\n");
-    model_facts(model, &mut page);
-    treemap::write_treemap(model, &asked.query.prefix, &mut page);
-    tensors(asked, model, &mut page);
+    page.filter(asked, "part of a name, or a dtype", &count);
+    page.raw("<div id=\"rows\">");
+    // While a filter is active, the table takes the place of the facts and the map, so that it is visible.
+    if words.is_empty() {
+        model_facts(model, &mut page);
+        treemap::write_treemap(model, &asked.query, &mut page);
+    }
+    tensor_table(asked, model, found, &mut page);
+    page.raw("</div>\n");
     metadata(model, &mut page);
     page.raw("<section><h2>Files</h2><p>The same files as in a mount.</p>\n");
     directory::directory_table(asked, &directory::directory_rows(asked, &[])?, &mut page)?;
@@ -119,11 +132,8 @@ fn is_found(model: &Model, id: TensorId, words: &[String]) -> bool {
         || words.len() == 1 && model.tensor(id).info.dtype.name().eq_ignore_ascii_case(&words[0])
 }
 
-fn tensors(asked: &PageRequest, model: &Model, page: &mut HtmlPage) {
+fn tensor_table(asked: &PageRequest, model: &Model, mut found: Vec<TensorId>, page: &mut HtmlPage) {
     let query = &asked.query;
-    let words = query.words();
-    let listed = model.listed();
-    let mut found: Vec<TensorId> = listed.iter().filter(|id| is_found(model, *id, &words)).collect();
     let (is_reversed, key) = query.sort.strip_prefix('-').map_or((false, &query.sort[..]), |key| (true, key));
     let sorted = COLUMNS.iter().find(|column| column.title.to_lowercase() == key);
     if let Some(column) = sorted {
@@ -135,13 +145,8 @@ fn tensors(asked: &PageRequest, model: &Model, page: &mut HtmlPage) {
     }
     let (pages, at, shown) = paged(&found, ROWS, query.page);
     page.raw("<section id=\"tensors\"><h2>Tensors</h2>\n");
-    page.filter(asked, "part of a name, or a dtype").raw("<div id=\"rows\">");
-    page.kept(&[("sort", &query.sort), ("prefix", &query.prefix)]);
-    page.raw("<p>").text(&plural(found.len() as u64, "tensor"));
-    if !words.is_empty() {
-        page.raw(" of ").text(&grouped(listed.len() as u64));
-    }
-    page.raw("</p>\n<div class=\"wide\"><table><thead><tr>");
+    page.kept(&[("sort", &query.sort), ("prefix", &query.prefix), ("part", &query.part)]);
+    page.raw("<div class=\"wide\"><table><thead><tr>");
     for column in &COLUMNS {
         let is_sorted = sorted.is_some_and(|sorted| sorted.title == column.title);
         // The first click on a column of numbers shows the largest.
@@ -153,8 +158,12 @@ fn tensors(asked: &PageRequest, model: &Model, page: &mut HtmlPage) {
             (true, true) => " aria-sort=\"descending\"",
         };
         page.raw("<th scope=\"col\"").raw(state).raw(if column.is_number { " class=\"n\"" } else { "" });
-        let href = query_of(&[("q", &query.q), ("prefix", &query.prefix)], &[("sort", &key)]) + "#tensors";
-        page.raw("><a data-swap=\"rows\" href=\"").text(&href).raw("\">").raw(column.title).raw("</a></th>");
+        // The fragment is the link itself, so that it has the focus after the page is loaded.
+        let id = format!("sort-{}", column.title.to_lowercase());
+        let parameters = [("q", &query.q[..]), ("prefix", &query.prefix), ("part", &query.part)];
+        let href = query_of(&parameters, &[("sort", &key)]) + "#" + &id;
+        page.raw("><a data-swap=\"rows\" id=\"").raw(&id).raw("\" href=\"").text(&href).raw("\">");
+        page.raw(column.title).raw("</a></th>");
     }
     page.raw("</tr></thead><tbody>\n");
     for id in shown {
@@ -164,8 +173,8 @@ fn tensors(asked: &PageRequest, model: &Model, page: &mut HtmlPage) {
         page.cell(&quantization(model, *id)).raw("</tr>\n");
     }
     page.raw("</tbody></table></div>\n");
-    let parameters = [("q", &query.q[..]), ("sort", &query.sort), ("prefix", &query.prefix)];
-    page.pages(at, pages, &parameters).raw("</div></section>\n");
+    let parameters = [("q", &query.q[..]), ("sort", &query.sort), ("prefix", &query.prefix), ("part", &query.part)];
+    page.pages(at, pages, &parameters).raw("</section>\n");
 }
 
 fn metadata(model: &Model, page: &mut HtmlPage) {

@@ -35,6 +35,8 @@ pub struct PageQuery {
     /// From 0.
     pub page: usize,
     pub prefix: String,
+    /// The part of the groups below the prefix, as [`super::treemap`] writes it.
+    pub part: String,
     pub tensor: Option<usize>,
     /// Whether statistics are computed even if that takes long.
     pub statistics: bool,
@@ -49,6 +51,9 @@ const WORDS: usize = 16;
 /// Maximum length of a prefix of names, in bytes. It is repeated in many links of a page.
 pub(super) const PREFIX_MAX: usize = 1024;
 
+/// Maximum length of a part, in bytes: three numbers of 64 bits.
+const PART_MAX: usize = 64;
+
 /// Maximum length of the name of an order, in bytes.
 const SORT_MAX: usize = 32;
 
@@ -61,6 +66,7 @@ impl PageQuery {
                 "sort" if value.len() <= SORT_MAX => parsed.sort = value,
                 "page" => parsed.page = value.parse().unwrap_or(1_usize).saturating_sub(1),
                 "prefix" if value.len() <= PREFIX_MAX => parsed.prefix = value,
+                "part" if value.len() <= PART_MAX => parsed.part = value,
                 "tensor" => parsed.tensor = value.parse().ok(),
                 "statistics" => parsed.statistics = true,
                 _ => {}
@@ -88,5 +94,6 @@ mod tests {
         assert!(PageQuery::parse("statistics").statistics);
         let long = PageQuery::parse(&format!("q={}&prefix={}", "%C3%A9+".repeat(5000), "a".repeat(PREFIX_MAX + 1)));
         assert_eq!((long.q.chars().count(), long.words().len(), long.prefix.len()), (WORDS_MAX, WORDS, 0));
+        assert_eq!(PageQuery::parse(&format!("part={}", "1".repeat(PART_MAX + 1))).part, "");
     }
 }

@@ -13,10 +13,15 @@ async function swap(url, id) {
   const loaded = new DOMParser().parseFromString(await response.text(), "text/html");
   const part = loaded.getElementById(id);
   // A later key may have been answered earlier.
-  if (part && mine === latest) {
-    document.getElementById(id).replaceWith(part);
-    history.replaceState(null, "", url);
-  }
+  if (!part || mine !== latest) return;
+  const focused = document.activeElement?.id;
+  document.getElementById(id).replaceWith(part);
+  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+  const count = document.getElementById("count");
+  // Screen readers announce what is set, even if it is the same.
+  const found = loaded.getElementById("count").textContent;
+  if (count.textContent !== found) count.textContent = found;
+  history.replaceState(null, "", url);
 }
 
 function address(form) {
