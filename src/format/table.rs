@@ -93,7 +93,7 @@ static FORMATS: [FormatRow; 6] = [
     },
     FormatRow {
         name: pytorch::NAME,
-        suffixes: &[".pt", ".pth", ".pth.tar", ".ckpt", ".bin"],
+        suffixes: &[".pt", ".pth", ".pth.tar", ".jit", ".torchscript", ".ckpt", ".bin"],
         is_shared: pytorch::is_shared,
         recognises: pytorch::is_pytorch,
         parse: pytorch::parse_pytorch,

@@ -31,7 +31,7 @@ const END64: u64 = 56;
 const CENTRAL: usize = 46;
 
 /// Size of a local header without its name and the extra fields.
-const LOCAL: u64 = 30;
+pub const LOCAL: u64 = 30;
 
 /// The field of a local header with which torch pads. Source: `caffe2/serialize/inline_container.cc`, `getPadding`.
 const PADDING: &[u8] = b"FB";
@@ -61,6 +61,18 @@ pub struct ZipDirectory {
     pub first: Option<usize>,
     /// An entry whose name another one has too.
     repeated: Option<usize>,
+}
+
+/// An entry that was found by its local header.
+#[derive(Debug)]
+pub struct ZipPart {
+    pub name: String,
+    /// Offset of the local header, in bytes from the start of the file.
+    pub header: u64,
+    /// In bytes.
+    pub size: u64,
+    /// Where the next entry begins.
+    pub next: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -155,6 +167,27 @@ impl ZipDirectory {
         })
     }
 
+    /// The directory of an archive that lost its own, of stored entries in the order of the file.
+    pub fn of_parts(parts: Vec<ZipPart>) -> Self {
+        let first = (!parts.is_empty()).then_some(0);
+        let mut directory = Self { names: String::new(), entries: Vec::new(), first, repeated: None };
+        for ZipPart { name, header, size, next } in parts {
+            let start = directory.names.len() as u32;
+            directory.names.push_str(&name);
+            let (name_len, name) = (name.len() as u16, start..directory.names.len() as u32);
+            // Torch leaves the sizes in local headers empty.
+            let entry = ZipEntry { name, name_len, flags: 8, method: 0, compressed: size, size, header, next };
+            directory.entries.push(entry);
+        }
+        directory.find_repeated();
+        directory
+    }
+
+    fn find_repeated(&mut self) {
+        let mut seen = HashSet::with_capacity(self.len());
+        self.repeated = (0..self.len()).find(|at| !seen.insert(self.name(*at)));
+    }
+
     fn parse(input: &HeaderInput) -> Result<Self, Error> {
         let DirectoryPlace { range, count, own_start } = find_directory(input)?;
         if own_start.is_some() {
@@ -176,8 +209,7 @@ impl ZipDirectory {
             return Err(Error::Broken(format!("the directory has {found} entries, and should have {count}")));
         }
         directory.set_spaces(range.start)?;
-        let mut seen = HashSet::with_capacity(found);
-        directory.repeated = (0..found).find(|at| !seen.insert(directory.name(*at)));
+        directory.find_repeated();
         Ok(directory)
     }
 
@@ -515,6 +547,7 @@ pub(super) mod tests {
             let start = out.len();
             let from = start + LOCAL as usize + name.len() + 4;
             let padding = from.next_multiple_of(alignment) - from;
+            let size = (data.len() as u32).to_le_bytes();
             let mut fields = [0; 26];
             fields[2..4].copy_from_slice(&0x808_u16.to_le_bytes());
             fields[22..24].copy_from_slice(&(name.len() as u16).to_le_bytes());
@@ -522,7 +555,9 @@ pub(super) mod tests {
             fields[24..26].copy_from_slice(&(padding as u16 + 4).to_le_bytes());
             let field = [PADDING, &(padding as u16).to_le_bytes()].concat();
             out.extend([MAGIC, &fields, name.as_bytes(), &field, &vec![b'Z'; padding], data].concat());
-            out.extend(vec![0; if data.is_empty() { 0 } else { 16 }]);
+            if !data.is_empty() {
+                out.extend([b"PK\x07\x08\0\0\0\0", &size[..], &size].concat());
+            }
             central[14..18].copy_from_slice(&(data.len() as u32).to_le_bytes());
             central[18..22].copy_from_slice(&(data.len() as u32).to_le_bytes());
             let start = (start as u32).to_le_bytes();

@@ -87,7 +87,8 @@ fn suffixes_of_models_are_found_in_directories() {
     write(&room, "f/model.PT", &checkpoint(&[1.0, 2.0]));
     write(&room, "g/model_best.pth.tar", &checkpoint(&[1.0, 2.0]));
     write(&room, "h/my_model.BIN", &checkpoint(&[1.0, 2.0]));
-    for dir in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+    write(&room, "i/model.jit", &checkpoint(&[1.0, 2.0]));
+    for dir in ["a", "b", "c", "d", "e", "f", "g", "h", "i"] {
         assert_eq!(
             room.ok(&format!("weightfs cat {dir} f32/w.f32 | od -An -tf4")).trim(),
             "1               2",
@@ -374,8 +375,11 @@ fn quantized_gguf(shapes: &[(&str, &[u32])], tensors: &[(&str, [u64; 2])]) -> Ve
 fn shapes_in_the_metadata_of_gguf_are_used() {
     let room = Room::new();
     let conv: [u32; 4] = [64, 4, 3, 3];
-    let shapes: [(&str, &[u32]); 3] = [("conv", &conv), ("other", &[7, 5]), ("gone", &[1])];
-    write(&room, "m.gguf", &quantized_gguf(&shapes, &[("conv", [256, 9]), ("other", [32, 2])]));
+    let many = vec![1; 100];
+    let shapes: [(&str, &[u32]); 5] =
+        [("conv", &conv), ("other", &[7, 5]), ("gone", &[1]), ("many", &many), ("deep", &[2, 2, 2, 2, 32])];
+    let matrices = [("conv", [256, 9]), ("other", [32, 2]), ("many", [32, 1]), ("deep", [256, 2])];
+    write(&room, "m.gguf", &quantized_gguf(&shapes, &matrices));
     // From a file, because the warning about the other tensor goes to standard error.
     let listed = |model: &str| {
         let said = room.sh(&format!("weightfs ls --json {model}"));
@@ -386,10 +390,14 @@ fn shapes_in_the_metadata_of_gguf_are_used() {
     };
     let warning = "weightfs: m.gguf: \"other\": comfy.gguf.orig_shape.* gives it the shape [7, 5], which does not fit the \
                    stored shape [2, 32]\n";
-    assert_eq!(listed("m.gguf"), (vec!["[64,4,3,3]".to_owned(), "[2,32]".to_owned()], warning.to_owned()));
+    let expected = ["[64,4,3,3]", "[2,2,2,2,32]", "[1,32]", "[2,32]"].map(str::to_owned).to_vec();
+    assert_eq!(listed("m.gguf"), (expected, warning.to_owned()));
     let said = room.sh("weightfs check m.gguf");
     let expected = "metadata key \"comfy.gguf.orig_shape.other\" gives the shape [7, 5], which does not fit [2, 32]\n";
-    assert!(said.code == 0 && said.out.contains(expected) && said.out.matches("orig_shape").count() == 1, "{said:?}");
+    assert!(said.code == 0 && said.out.contains(expected), "{said:?}");
+    assert!(said.out.contains("\"comfy.gguf.orig_shape.many\" is no shape of at most 64 dimensions\n"), "{said:?}");
+    // The file has a matrix, which ggml loads.
+    assert!(said.out.matches("orig_shape").count() == 2 && !said.out.contains("dimensions; ggml"), "{said:?}");
     // The values are in the same order.
     room.sh("weightfs cat m.gguf npy/conv.npy >conv.npy 2>messages");
     let npy = std::fs::read(room.path("conv.npy")).unwrap();

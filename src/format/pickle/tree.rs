@@ -109,6 +109,11 @@ impl<'i> PickleTree<'i> {
         (0..self.globals.len() as u32).filter_map(|at| self.global(PickleValue::Global(at)))
     }
 
+    /// Every storage that the pickle refers to, in the order of the pickle.
+    pub fn all_persistent(&self) -> impl Iterator<Item = PickleValue> {
+        (0..self.persistent.len() as u32).map(PickleValue::Persistent)
+    }
+
     /// The functions and classes that Python would call.
     pub fn called(&self) -> impl Iterator<Item = PickleValue> {
         let calls = self.objects.iter().filter(|object| object.is_call);

@@ -9,10 +9,11 @@
 use super::archive::{TorchArchive, TorchStorages};
 use super::dtype::{self, F4_PAIR, TorchDtype};
 use super::rebuild::{PickledTensor, rebuild_tensor};
+use super::recover::{RecoveredArchive, recover_archive};
 use super::value::{CONVERTED, FROM_NDARRAY, NO_STORAGE, ValueKind, WRAPPER, builder, container, value_kind};
 use super::{DUPLICATE, NAME, STATE_DICT, UNNAMED, checkpoint_error};
 use crate::format::error::Error;
-use crate::format::header::{Header, HeaderBuilder, ParseMode};
+use crate::format::header::{Header, HeaderBuilder, ParseMode, SkippedEntry};
 use crate::format::input::HeaderInput;
 use crate::format::metadata::{MetadataValue, ScalarType, push_line};
 use crate::format::pickle::{PickleObject, PickleTree, PickleValue, is_ndarray};
@@ -66,8 +67,23 @@ pub struct PickleLowering<'a> {
 ///
 /// Fails with [`Error::Missing`] until the directory, the pickle and some local headers are in `input`.
 pub fn parse_pytorch(input: &HeaderInput, mode: ParseMode) -> Result<Header, Error> {
-    let directory = ZipDirectory::read(input).map_err(|error| error.map_part(checkpoint_error))?;
-    let archive = TorchArchive::read(&directory, input, mode)?;
+    let directory = match ZipDirectory::read(input) {
+        Err(Error::Broken(_)) if mode == ParseMode::Lenient => {
+            let RecoveredArchive { directory, end } = &*input.keep(|| recover_archive(input))?;
+            let mut header = parse_archive(directory, input, mode)?;
+            header.skipped.remark(|| SkippedEntry::bytes(format!(
+                "the end of the archive is missing or broken, as when a download stops: of {} bytes, the first {end} have \
+                 complete entries", input.len()
+            )));
+            return Ok(header);
+        }
+        directory => directory.map_err(|error| error.map_part(checkpoint_error))?,
+    };
+    parse_archive(&directory, input, mode)
+}
+
+fn parse_archive(directory: &ZipDirectory, input: &HeaderInput, mode: ParseMode) -> Result<Header, Error> {
+    let archive = TorchArchive::read(directory, input, mode)?;
     let tree = archive.tree(input)?;
     let mut builder = HeaderBuilder::new(mode);
     let mut lowering = PickleLowering {

@@ -10,6 +10,7 @@ mod globals;
 mod lint;
 mod lower;
 mod rebuild;
+mod recover;
 #[cfg(test)]
 mod tests;
 mod value;

@@ -74,7 +74,7 @@ fn numbers(tree: &PickleTree, value: PickleValue, function: &str) -> Result<Vec<
 }
 
 /// The class of a storage, its key, and its number of elements.
-fn storage_of<'t>(tree: &'t PickleTree, value: PickleValue) -> Result<(TorchDtype, &'t str, u64), String> {
+pub fn storage_of<'t>(tree: &'t PickleTree, value: PickleValue) -> Result<(TorchDtype, &'t str, u64), String> {
     let parts = tree.persistent(value).map_or(&[][..], |id| tree.elements(id));
     if let [kind, class, key, _, PickleValue::Int(numel @ 0..), ..] = parts
         && tree.is_text(*kind, "storage")

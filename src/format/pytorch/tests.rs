@@ -553,3 +553,60 @@ fn safetensors_models_are_preferred() {
         assert_eq!(found.as_deref(), expected, "{name}");
     }
 }
+
+/// The entries of an archive are recovered from the pickle and the local headers, wherever the file ends.
+#[test]
+fn complete_storages_of_a_broken_download_are_recovered() {
+    let tensors = [("x", "0", 3, "Float"), ("y", "1", 40, "Half"), ("z", "2", 70, "Byte")];
+    let pickle = tensors.iter().fold(Pickle::new().raw(b"}("), |pickle, (name, key, count, class)| {
+        pickle.text(name).tensor(&format!("{class}Storage"), key, *count, 0, &[*count], &[1])
+    });
+    let pickle = pickle.raw(b"u").end();
+    let entries: [(&str, &[u8]); 6] = [
+        ("a/data.pkl", &pickle),
+        ("a/byteorder", b"little"),
+        ("a/data/0", &[1; 12]),
+        ("a/data/1", &[2; 80]),
+        ("a/data/2", &[3; 70]),
+        ("a/version", b"3\n"),
+    ];
+    let (file, directory) = by_torch(&entries, 64);
+    let whole = read(&file, ParseMode::Strict).unwrap();
+    let ends: Vec<u64> = whole.tensors().map(|tensor| tensor.range.end).collect();
+    let pickle_end = file.windows(pickle.len()).position(|part| part == pickle).unwrap() + pickle.len();
+    for cut in 30..file.len() {
+        let cut_file = &file[..cut];
+        assert!(read(cut_file, ParseMode::Strict).is_err());
+        let found = read(cut_file, ParseMode::Lenient);
+        // The end of the pickle is known by the descriptor after it.
+        if cut < pickle_end + 16 {
+            let error = found.unwrap_err().to_string();
+            assert!(
+                error.contains("data.pkl, which describes the tensors, is not among the 0 entries"),
+                "{cut}: {error}"
+            );
+            continue;
+        }
+        let found = found.unwrap();
+        let expected = ends.iter().filter(|end| **end <= cut as u64).count();
+        assert_eq!(found.len(), expected, "{cut}");
+        for (a, b) in whole.tensors().zip(found.tensors()) {
+            assert_eq!((a.name, a.range, a.shape), (b.name, b.range, b.shape));
+        }
+        let skipped = found.skipped.listed();
+        assert_eq!(skipped.len(), 1 + 3 - expected, "{cut}: {skipped:?}");
+        assert!(skipped.last().unwrap().reason.contains(&format!("of {cut} bytes, the first ")), "{skipped:?}");
+    }
+    // With a wrong descriptor, the size of the entry is not certain, and nothing after it is used.
+    let mut broken = file[..directory].to_vec();
+    broken[ends[1] as usize + 8] ^= 1;
+    let found = read(&broken, ParseMode::Lenient).unwrap();
+    assert_eq!(found.tensors().map(|tensor| tensor.name).collect::<Vec<_>>(), ["x"]);
+    // Archives of other programs have the sizes in the local headers.
+    let (plain, directory) = archive(&entries);
+    assert_eq!(read(&plain[..directory], ParseMode::Lenient).unwrap().len(), 3);
+    // Without the pickle, no entry says what the storages are.
+    let (late, directory) = archive(&[entries[2], entries[0]]);
+    let error = read(&late[..directory - 1], ParseMode::Lenient).unwrap_err().to_string();
+    assert!(error.contains("is not among the 1 entries that are complete"), "{error}");
+}
