@@ -96,7 +96,9 @@ impl CheckRule {
     pub fn hint(self) -> Option<&'static str> {
         Some(match self {
             Self::Hash => "the data has changed since the hash was computed, or was written in another order",
-            Self::FileHash => "a broken download, a changed file, or another version of it: fetch the file again",
+            Self::FileHash => {
+                "the download broke, the file was changed, or the sum is that of another version: fetch both again"
+            }
             Self::Archive => "programs that read the other description see another file",
             Self::PickleCode => {
                 "do not load the file with torch.load or pickle unless you trust its origin; weightfs and torch.load(..., \

@@ -70,7 +70,7 @@ fn reason(error: &Error) -> String {
 }
 
 /// The advice to users who have several sums.
-const SUMS: &str = "a file SHA256SUMS beside the files may have the sums of all of them";
+const SUMS: &str = "to check several, put their sums into a file SHA256SUMS beside them";
 
 /// Checks a model. Fails if it has several files and the command line has a sum for one.
 fn check_source(
@@ -83,7 +83,7 @@ fn check_source(
         Err(error) => return Ok(Err(error)),
     };
     if let Some(Err(files)) = args.sha256.clone().map(|sum| check.expect_sum(sum)) {
-        anyhow::bail!("{location}: --sha256 is for one file, not for {files}; {SUMS}");
+        anyhow::bail!("{location}: --sha256 is for one file, and this model has {files}; {SUMS}");
     }
     Ok(read_source(check, args))
 }
@@ -91,6 +91,7 @@ fn check_source(
 fn read_source(mut check: ModelCheck, args: &CheckArgs) -> Result<CheckReport, Error> {
     check.compare_index(index_rows)?;
     if !args.no_data {
+        check.find_sums();
         let progress = ProgressLine::new("checking", check.bytes_to_read(args.values));
         check.read(args.values, &|bytes| progress.add(bytes))?;
     }

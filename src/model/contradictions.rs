@@ -2,7 +2,7 @@
 //! and the configuration say, and there is a warning, because the values may be wrong.
 
 use super::quantization::{
-    QuantizationConfig, RecognisedWeights, StoredTensors, WeightRefusal, WeightWarning, add_warning, all_tensors,
+    QuantizationConfig, RecognisedWeights, StoredTensors, WeightRefusal, add_warning, all_tensors,
 };
 use crate::codec::quantized::{CodeNumber, QuantizedLayout, QuantizedPart, ZeroPoints};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -48,8 +48,7 @@ pub struct ZeroPointFaults {
 
 impl ZeroPointFaults {
     /// Looks at zero points: `bytes` of their tensor from the word `first` on. A word has the zero points of
-    /// neighbouring rows. Those that are in two words, which happens if their width does not divide 32, are not looked
-    /// at.
+    /// neighbouring rows. If their width does not divide 32, only those in the first word of a group are looked at.
     pub fn look_at(&mut self, layout: &QuantizedLayout, first: u64, bytes: &[u8]) {
         let (bits, along, add, offset) = match layout.zeros {
             ZeroPoints::None => return,
@@ -61,8 +60,11 @@ impl ZeroPointFaults {
         for (at, word) in (first..).zip(bytes.as_chunks().0) {
             let word = u32::from_le_bytes(*word);
             let start = 32 * if along == 1 { at % words } else { at / along };
-            let skipped = start.next_multiple_of(bits.into()) - start;
-            for from in (skipped as u32..=32 - bits).step_by(bits as usize) {
+            // Programs differ in how numbers continue in the next word.
+            if start > 0 && 32 % bits != 0 {
+                continue;
+            }
+            for from in (0..=32 - bits).step_by(bits as usize) {
                 // The stream of a group ends with unused bits.
                 if (start + u64::from(from)) / u64::from(bits) < layout.rows {
                     let zero = (word >> from).wrapping_add(add) & ((1 << bits) - 1);
@@ -93,7 +95,7 @@ impl ZeroPointFaults {
             ZeroPoints::Packed { add: 0, offset: 0, .. } if least == middle - 1 => Some("gptq"),
             _ => None,
         };
-        let hint = other.map_or(String::new(), |format| format!("; with checkpoint_format {format}, they are"));
+        let hint = other.map_or(String::new(), |format| format!("; they fit the checkpoint format {format}"));
         Some(format!("{zeros} instead of {middle}{hint}"))
     }
 }
@@ -108,7 +110,7 @@ fn middle(layout: &QuantizedLayout) -> i32 {
 
 /// Adds warnings about what the configuration says and the tensors do not have.
 pub fn add_contradictions(found: &mut RecognisedWeights, tensors: &dyn StoredTensors, config: &QuantizationConfig) {
-    let RecognisedWeights { weights, warnings, .. } = found;
+    let RecognisedWeights { weights, warnings, .. } = &mut *found;
     if config.symmetry() == Some(false) {
         for weight in weights.iter().filter(|weight| WITH_ZEROS.contains(&weight.class.scheme)) {
             if weight.part(QuantizedPart::Zeros).is_none() {
@@ -119,17 +121,14 @@ pub fn add_contradictions(found: &mut RecognisedWeights, tensors: &dyn StoredTen
             }
         }
     }
-    add_unmatched_overrides(warnings, tensors, config);
+    add_unmatched_overrides(found, tensors, config);
 }
 
-/// Adds a warning about layers that have parameters of their own in the configuration and no tensors, although a layer
-/// of nearly that name has some. Without a similar name, such an entry is normal: a file may have a part of a model.
-fn add_unmatched_overrides(
-    warnings: &mut Vec<WeightWarning>,
-    tensors: &dyn StoredTensors,
-    config: &QuantizationConfig,
-) {
-    let named: HashSet<String> = config.overrides().collect();
+/// Adds a warning about layers that have parameters of their own in the configuration and no tensors, although a
+/// quantized layer of nearly that name has some. Without such a layer, the entry is normal: a file may have a part of a
+/// model.
+fn add_unmatched_overrides(found: &mut RecognisedWeights, tensors: &dyn StoredTensors, config: &QuantizationConfig) {
+    let named: HashSet<String> = config.overrides().filter(|layer| layer.len() <= NAME_MAX).collect();
     if named.is_empty() {
         return;
     }
@@ -139,39 +138,64 @@ fn add_unmatched_overrides(
             unmatched.remove(layer);
         }
     }
-    let tails: HashMap<String, &str> = unmatched.into_iter().map(|layer| (tail(layer), layer)).collect();
+    let mut tails: HashMap<String, Vec<&str>> = HashMap::new();
+    for layer in unmatched {
+        let same = tails.entry(tail(layer)).or_default();
+        // Entries of several layers with the same end are compared with each weight.
+        if same.len() < SAME_TAIL_MAX {
+            same.push(layer);
+        }
+    }
     let mut similar: BTreeMap<&str, &str> = BTreeMap::new();
-    for stored in all_tensors(tensors).filter(|_| !tails.is_empty()) {
-        for layer in layers(stored.name).filter(|layer| !named.contains(*layer)) {
-            if let Some(layer_of_config) = tails.get(&tail(layer)) {
-                similar.entry(layer_of_config).or_insert(layer);
+    for weight in found.weights.iter().filter(|_| !tails.is_empty()) {
+        for layer in layers(tensors.tensor(weight.values).name).filter(|layer| !named.contains(*layer)) {
+            for other in tails.get(&tail(layer)).into_iter().flatten().filter(|other| are_similar(other, layer)) {
+                similar.entry(other).or_insert(layer);
             }
         }
     }
     for (layer, existing) in similar {
-        let reason = "the configuration has parameters for a layer without tensors";
-        add_warning(
-            warnings,
-            None,
-            WeightRefusal::contradiction(reason, format!("{layer}; there is {existing}")),
-            None,
-        );
+        let reason = "the configuration has parameters for a layer that has no tensors, and a similar name has some";
+        let refusal = WeightRefusal::contradiction(reason, format!("{layer}; {existing}"));
+        add_warning(&mut found.warnings, None, refusal, None);
     }
 }
 
+/// Longest name that is compared with the layers of the configuration, in bytes, and the number of its components.
+/// Names in models are shorter. They bound the time for hostile files.
+const NAME_MAX: usize = 1024;
+const COMPONENTS_MAX: usize = 32;
+
+/// Maximum number of layers of the configuration with the same [`tail`] that are compared.
+const SAME_TAIL_MAX: usize = 16;
+
 /// The modules that a tensor is in, and the tensor itself: all beginnings of its name that end before a dot or at the
-/// end.
+/// end. None of a name that is longer than those in models.
 fn layers(name: &str) -> impl Iterator<Item = &str> {
     let ends = name.match_indices('.').map(|(at, _)| at).chain([name.len()]);
-    ends.map(|end| &name[..end])
+    ends.take(if name.len() <= NAME_MAX { COMPONENTS_MAX } else { 0 }).map(|end| &name[..end])
 }
 
 /// The part of the name of a layer that other programs keep: from its first number on, or its last part if it has none.
 /// A name that ends with its first number keeps the part before it too, such as `layers.0`.
 fn tail(layer: &str) -> String {
-    let parts: Vec<&str> = layer.split(['.', '/']).collect();
+    let parts = split_layer(layer).1;
+    parts.join(".").to_lowercase()
+}
+
+/// The components of the name of a layer before its tail, and those of the tail.
+fn split_layer(layer: &str) -> (Vec<&str>, Vec<&str>) {
+    let mut parts: Vec<&str> = layer.split(['.', '/']).collect();
     let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let last = parts.len() - 1;
     let from = parts.iter().position(is_number).map_or(last, |at| if at < last { at } else { at.saturating_sub(1) });
-    parts[from..].join(".").to_lowercase()
+    let tail = parts.split_off(from);
+    (parts, tail)
+}
+
+/// Whether two names of layers with the same tail can be names of the same layer: one has all components of the other.
+fn are_similar(a: &str, b: &str) -> bool {
+    let [a, b] = [a, b].map(|layer| split_layer(layer).0);
+    let contains = |all: &[&str], some: &[&str]| some.iter().all(|part| all.contains(part));
+    contains(&a, &b) || contains(&b, &a)
 }

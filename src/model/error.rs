@@ -33,7 +33,7 @@ pub(super) const LENIENT: &str = " (--lenient mounts the rest)";
 
 /// The fault of a model of which no message quotes anything.
 pub const LINKED: &str = "not a valid model; a link leads to it or to one of its files, so no message quotes it (name \
-                          that file itself, or set RUST_LOG=info, to see the reason)";
+                          that file itself, or use -v, to see the reason)";
 
 impl Error {
     pub(super) fn of_set(location: &Location, fault: impl ToString) -> Self {

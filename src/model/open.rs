@@ -139,8 +139,6 @@ fn no_model(location: &Location, catalog: &Catalog) -> Error {
     let suffixes: Vec<_> = format::suffixes().collect();
     let unreadable = catalog.unreadable().next().map(|message| format!("; {message}")).unwrap_or_default();
     let suffixes = suffixes.join(", ");
-    if let Some(reason) = location.path().and_then(source::missing_download) {
-        return Error::of_set(location, format!("a directory without models: {reason}{unreadable}"));
-    }
-    Error::of_set(location, format!("a directory without models, whose names end in {suffixes}{unreadable}"))
+    let hint = location.path().and_then(source::missing_download).unwrap_or_default();
+    Error::of_set(location, format!("a directory without models, whose names end in {suffixes}{unreadable}{hint}"))
 }

@@ -37,18 +37,37 @@ impl<'p> CachedRepository<'p> {
         Some(Self { dir, kind, name, below })
     }
 
-    /// The command that downloads what is below the directory of the repository.
-    fn command(&self) -> String {
+    /// The command that downloads what is below the directory of the repository. `None` if its words would mean
+    /// something else to a shell or to the command: names in an archive can be chosen to mislead who copies it.
+    fn command(&self) -> Option<String> {
         let Self { kind, name, .. } = self;
         let (revision, file) = match &self.below[..] {
-            [snapshots, commit, file @ ..] if *snapshots == "snapshots" => {
-                let file: PathBuf = file.iter().collect();
-                (format!(" --revision {}", commit.display()), file)
-            }
-            _ => (String::new(), PathBuf::new()),
+            [snapshots, commit, file @ ..] if *snapshots == "snapshots" => (Some(*commit), file.iter().collect()),
+            _ => (None, PathBuf::new()),
         };
-        let file = if file.as_os_str().is_empty() { String::new() } else { format!(" {}", file.display()) };
-        format!("`hf download {name}{file}{kind}{revision}`")
+        let words = [Some(OsStr::new(name)), revision, Some(file.as_os_str()).filter(|file| !file.is_empty())];
+        let words = words.map(|word| word.map_or(Some(""), OsStr::to_str));
+        let is_plain = |word: &str| {
+            !word.starts_with('-') && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-/+@".contains(&byte))
+        };
+        let [Some(name), Some(revision), Some(file)] = words else { return None };
+        if ![name, revision, file].into_iter().all(is_plain) {
+            return None;
+        }
+        let revision = if revision.is_empty() { String::new() } else { format!(" --revision {revision}") };
+        let file = match file {
+            "" => String::new(),
+            dir if self.dir.join("snapshots").join(revision.trim_start_matches(" --revision ")).join(dir).is_dir() => {
+                format!(" --include '{dir}/*'")
+            }
+            file => format!(" {file}"),
+        };
+        Some(format!("`hf download {name}{file}{kind}{revision}`"))
+    }
+
+    /// Whether the directory has the form that a client of the Hub gives it.
+    fn is_cache(&self) -> bool {
+        self.dir.join("snapshots").is_dir() && ["blobs", "refs"].iter().any(|dir| self.dir.join(dir).is_dir())
     }
 }
 
@@ -57,7 +76,8 @@ pub(super) fn dangling(path: &Path) -> Option<String> {
     let target = fs::read_link(path).ok()?;
     let link = format!("a link to {}, which does not exist", target.display());
     let absolute = std::path::absolute(path).ok();
-    let Some(repository) = absolute.as_deref().and_then(CachedRepository::of) else { return Some(link) };
+    let repository = absolute.as_deref().and_then(CachedRepository::of).filter(CachedRepository::is_cache);
+    let Some(repository) = repository else { return Some(link) };
     let blob = target.file_name().unwrap_or_default();
     let begun = fs::read_dir(repository.dir.join("blobs")).into_iter().flatten().flatten().find(|entry| {
         let name = entry.file_name();
@@ -71,22 +91,29 @@ pub(super) fn dangling(path: &Path) -> Option<String> {
         }
         None => format!("not downloaded: {link}"),
     };
-    Some(format!("{state} ({} gets it)", repository.command()))
+    Some(state + &hint("to download it", &repository))
+}
+
+/// The command that does something, in parentheses.
+fn hint(purpose: &str, repository: &CachedRepository) -> String {
+    repository.command().map_or(String::new(), |command| format!(" ({purpose}: {command})"))
 }
 
 /// Why a file of a Hugging Face cache is no model, if its download has not ended.
 pub fn unfinished_download(file: &Path) -> Option<String> {
     let absolute = std::path::absolute(file).ok()?;
-    let repository = CachedRepository::of(&absolute)?;
-    let is_unfinished =
-        matches!(&repository.below[..], [blobs, name] if *blobs == "blobs" && name.to_str()?.ends_with(INCOMPLETE));
-    is_unfinished.then(|| format!("not downloaded completely ({} goes on)", repository.command()))
+    let repository = CachedRepository::of(&absolute).filter(CachedRepository::is_cache)?;
+    let [blobs, name] = repository.below[..] else { return None };
+    let is_unfinished = blobs == "blobs" && name.to_str()?.ends_with(INCOMPLETE);
+    is_unfinished.then(|| format!("not downloaded completely{}", hint("to continue", &repository)))
 }
 
-/// Why a directory of a Hugging Face cache has no model: a repository, or a snapshot without weights.
+/// What may have been forgotten if a directory of a Hugging Face cache has no model: a repository, or a snapshot without
+/// weights.
 pub fn missing_download(dir: &Path) -> Option<String> {
     let absolute = std::path::absolute(dir).ok()?;
-    let repository = CachedRepository::of(&absolute)?;
+    let repository = CachedRepository::of(&absolute).filter(CachedRepository::is_cache)?;
     let is_snapshot = repository.below.first().is_none_or(|first| *first == "snapshots");
-    is_snapshot.then(|| format!("not downloaded ({} gets it)", repository.command()))
+    let command = repository.command().filter(|_| is_snapshot)?;
+    Some(format!("; if the weights were not downloaded: {command}"))
 }

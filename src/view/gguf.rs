@@ -36,7 +36,7 @@ pub fn gguf_content(model: &Model, tensor: &Tensor) -> Content {
     builder.tensor(model, tensor.id);
     let mut info = Vec::new();
     // Writing to a vector cannot fail.
-    let _ = write_info(&tensor.info, 0, &mut info);
+    let _ = write_info(header, &tensor.info, 0, &mut info);
     builder.finish(model, header, 1, Segment::Literal(info.into()))
 }
 
@@ -69,7 +69,8 @@ impl TextPieces for TensorInfos {
     fn write(&self, mut positions: Range<usize>, out: Out) -> io::Result<()> {
         positions.try_for_each(|at| {
             let tensor = self.model.tensor(self.tensors.at(&self.model, at));
-            write_info(&tensor.info, self.offsets[at], out)
+            let Some(Shard { header, .. }) = self.model.shards.first() else { return Ok(()) };
+            write_info(header, &tensor.info, self.offsets[at], out)
         })
     }
 }
@@ -192,11 +193,11 @@ pub fn push_run(runs: &mut Vec<SourceRun>, start: u64, source: usize, range: Ran
     }
 }
 
-/// Writes the description of a tensor. `offset` is that of its data, in bytes from the beginning of the data.
-fn write_info(tensor: &TensorInfo, offset: u64, out: Out) -> io::Result<()> {
+/// Writes the description of a tensor in a file with the metadata of `header`. `offset` is that of its data, in bytes from the beginning of the data.
+fn write_info(header: &Header, tensor: &TensorInfo, offset: u64, out: Out) -> io::Result<()> {
     out.write_all(&(tensor.name.len() as u64).to_le_bytes())?;
     out.write_all(tensor.name.as_bytes())?;
-    let shape = stored_shape(tensor);
+    let shape = stored_shape(header, tensor);
     out.write_all(&(shape.len() as u32).to_le_bytes())?;
     for dim in shape.iter().rev() {
         out.write_all(&dim.to_le_bytes())?;

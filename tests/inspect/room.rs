@@ -3,6 +3,7 @@
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
@@ -40,7 +41,12 @@ impl Room {
         let mut command = Command::new("bash");
         command.args(["-c", line]).current_dir(self.dir.path()).env("LC_ALL", "C").stdin(Stdio::null());
         command.env("PATH", format!("{programs}:{}", std::env::var("PATH").unwrap()));
-        for variable in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS"] {
+        for variable in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "RUST_LOG", "TRANSFORMERS_OFFLINE"] {
+            command.env_remove(variable);
+        }
+        let of_the_hub =
+            |name: &OsString| name.as_encoded_bytes().starts_with(b"HF_") || name == "HUGGINGFACE_HUB_CACHE";
+        for (variable, _) in std::env::vars_os().filter(|(name, _)| of_the_hub(name)) {
             command.env_remove(variable);
         }
         let output = command.output().unwrap();

@@ -1,11 +1,13 @@
 //! Findings about a GGUF file beyond the verdict of the parser.
 
-use super::{ALIGNMENT_KEY, ARCHITECTURE_KEY, GGML_NAME_MAX, GGML_RANK_MAX, SHAPE_PREFIX, SPLIT_NUMBER_KEY, keys};
+use super::reader::given_shape;
+use super::{
+    ALIGNMENT_KEY, ARCHITECTURE_KEY, GGML_NAME_MAX, GGML_RANK_MAX, RANK_MAX, SHAPE_PREFIX, SPLIT_NUMBER_KEY, keys,
+};
 use crate::format::header::Header;
 use crate::format::input::{HeaderInput, MissingRange};
 use crate::format::lint::HeaderLint;
 use crate::format::metadata::{ScalarType, ValueType};
-use crate::format::tensors::TensorInfo;
 use crate::rules::CheckRule;
 use crate::text::quote;
 
@@ -62,12 +64,12 @@ pub fn lint_gguf(header: &Header, input: &HeaderInput, found: &mut dyn FnMut(Hea
 
 /// Reports tensors that ggml does not load, although the format can describe them.
 fn lint_ggml_limits(header: &Header, found: &mut dyn FnMut(HeaderLint)) {
-    for TensorInfo { name, shape, .. } in header.tensors() {
+    for tensor in header.tensors() {
+        let (name, rank) = (tensor.name, super::stored_shape(header, &tensor).len());
         let faults = [
             (name.len() > GGML_NAME_MAX)
                 .then(|| format!("a name of {} bytes; ggml loads at most {GGML_NAME_MAX}", name.len())),
-            (shape.len() > GGML_RANK_MAX)
-                .then(|| format!("{} dimensions; ggml loads at most {GGML_RANK_MAX}", shape.len())),
+            (rank > GGML_RANK_MAX).then(|| format!("{rank} dimensions; ggml loads at most {GGML_RANK_MAX}")),
         ];
         for fault in faults.into_iter().flatten() {
             let message = format!("tensor {}: {fault}", quote(name));
@@ -138,14 +140,15 @@ impl KeyLinter<'_, '_> {
                 self.report(key, &format!("has {found} elements, but there are {tokens} tokens"));
             }
         }
-        for (key, value) in header.metadata.iter().filter(|(_, value)| value.is_array()) {
+        for (key, value) in &header.metadata {
             let tensor = key.strip_prefix(SHAPE_PREFIX).and_then(|name| header.find(name));
-            if let Some(tensor) = tensor.map(|at| header.tensor(at))
-                && !tensor.shape.iter().map(u64::to_string).eq(value.text().lines())
-            {
-                let given: Vec<&str> = value.text().lines().collect();
-                let message = format!("gives the shape [{}], which does not fit {:?}", given.join(", "), tensor.shape);
-                self.report(key, &message);
+            let Some(tensor) = tensor.map(|at| header.tensor(at)) else { continue };
+            match given_shape(value) {
+                Some(given) if given == tensor.shape => {}
+                Some(given) => {
+                    self.report(key, &format!("gives the shape {given:?}, which does not fit {:?}", tensor.shape));
+                }
+                None => self.report(key, &format!("is no shape of at most {RANK_MAX} dimensions")),
             }
         }
         let alignment = super::alignment(header);

@@ -13,6 +13,7 @@ mod keys;
 mod lint;
 mod reader;
 
+use crate::format::header::Header;
 use crate::format::tensors::TensorInfo;
 use std::borrow::Cow;
 
@@ -66,15 +67,18 @@ const RANK_MAX: u32 = 64;
 /// Longest string in bytes, and longest array in elements. Source: `GGUF_MAX_STRING_LENGTH`, `GGUF_MAX_ARRAY_ELEMENTS`.
 const LENGTH_MAX: u64 = 1 << 30;
 
-/// The shape with which a file can store a tensor: its own, unless blocks do not divide the rows. Then it is that of
-/// rows of 256 elements, or of one block; the metadata has the other one.
-pub fn stored_shape<'t>(tensor: &TensorInfo<'t>) -> Cow<'t, [u64]> {
+/// The shape with which a file stores a tensor: its own, or that of a matrix if the metadata has its own. The rows of the
+/// matrix are the last dimension if blocks divide it, or else 256 elements or one block.
+pub fn stored_shape<'t>(header: &Header, tensor: &TensorInfo<'t>) -> Cow<'t, [u64]> {
     const ROW: u64 = 256;
-    let block = tensor.dtype.block().map_or(1, |block| block.elements);
-    if tensor.shape.last().is_none_or(|row| row.is_multiple_of(block)) {
+    if tensor.shape.is_empty() || header.value(&[SHAPE_PREFIX, tensor.name].concat()).is_none() {
         return tensor.shape.into();
     }
-    let elements = tensor.elements();
-    let row = if elements.is_multiple_of(ROW) { ROW } else { block };
-    vec![elements / row, row].into()
+    let (block, elements) = (tensor.dtype.block().map_or(1, |block| block.elements), tensor.elements());
+    let row = match tensor.shape.last() {
+        Some(last) if last.is_multiple_of(block) => *last,
+        _ if elements.is_multiple_of(ROW) => ROW,
+        _ => block,
+    };
+    vec![elements / row.max(1), row].into()
 }

@@ -205,8 +205,7 @@ impl GgufReader {
             self.alignment = read_alignment(kind, &value)?;
         }
         if let Some(name) = key.strip_prefix(SHAPE_PREFIX).filter(|_| value.is_array()) {
-            let dims: Result<Vec<u64>, _> = value.text().lines().map(str::parse).collect();
-            self.shapes.extend(dims.ok().map(|dims| (name.to_owned(), dims)));
+            self.shapes.extend(given_shape(&value).map(|shape| (name.to_owned(), shape)));
         }
         let fault = match () {
             () if key.is_empty() => "the key is empty",
@@ -315,10 +314,15 @@ impl GgufReader {
     }
 }
 
+/// The shape that a metadata value gives; `None` if it gives none, or one of too many dimensions.
+pub(super) fn given_shape(value: &MetadataValue) -> Option<Vec<u64>> {
+    let dims = value.text().lines().take(RANK_MAX as usize + 1).map(|dim| dim.parse().ok());
+    dims.collect::<Option<Vec<u64>>>().filter(|dims| dims.len() <= RANK_MAX as usize && value.is_array())
+}
+
 /// Why a shape in the metadata cannot be that of a tensor which is stored with the dimensions `dims`, if so.
 pub(super) fn shape_fault(shape: &[u64], dims: &[u64]) -> Option<String> {
-    let fits =
-        shape.len() <= RANK_MAX as usize && count_elements(shape.iter().rev()) == count_elements(dims.iter().rev());
+    let fits = count_elements(shape.iter().rev()) == count_elements(dims.iter().rev());
     (!fits)
         .then(|| format!("{SHAPE_PREFIX}* gives it the shape {shape:?}, which does not fit the stored shape {dims:?}"))
 }

@@ -1,7 +1,7 @@
 //! Checks the header of one file: its form, the layout of its tensors, and its metadata.
 
 use super::report::CheckReport;
-use super::sums::{StatedSum, stated_sums};
+use super::sums::StatedSum;
 use crate::format::{
     self, Dtype, DtypeBlock, Header, HeaderInput, HeaderLint, MetadataValue, ParseMode, TensorInfo, numpy, safetensors,
 };
@@ -28,6 +28,7 @@ const LOADED_FORMATS: [&str; 4] = ["pt", "tf", "flax", "mlx"];
 pub struct CheckedFile {
     /// The name of the file in messages.
     pub name: String,
+    pub location: Location,
     pub source: Arc<dyn Source>,
     /// The header, without damaged entries.
     pub header: Header,
@@ -42,8 +43,7 @@ impl CheckedFile {
     /// Checks the file at a location. Findings call it `shown`. The header is empty if nothing of it can be used.
     pub fn check(shown: &Location, location: &Location) -> Result<(Self, CheckReport), Error> {
         let source = source::open_local(location)?;
-        let sums = stated_sums(location)?;
-        let name = shown.to_string();
+        let (name, location) = (shown.to_string(), location.clone());
         let mut report = CheckReport::of_one_file();
         let (mut input, header) = model::load_header(&*source, ParseMode::Strict)?;
         let header = match header {
@@ -53,14 +53,14 @@ impl CheckedFile {
                 let Some(header) = check_damaged(&name, header, source.len(), &broken, &mut report) else {
                     // The sums say whether the download is broken, or the file has always been so.
                     let header = Header::empty(source.len());
-                    return Ok((Self { name, source, header, stated: Vec::new(), sums }, report));
+                    return Ok((Self { name, location, source, header, stated: Vec::new(), sums: Vec::new() }, report));
                 };
-                let file = Self { name, source, header, stated: Vec::new(), sums };
+                let file = Self { name, location, source, header, stated: Vec::new(), sums: Vec::new() };
                 file.check_tensors(&mut report);
                 return Ok((file, report));
             }
         };
-        let mut file = Self { name, source, header, stated: Vec::new(), sums };
+        let mut file = Self { name, location, source, header, stated: Vec::new(), sums: Vec::new() };
         file.check_header(&mut input, &mut report)?;
         file.check_tensors(&mut report);
         file.stated = file.check_metadata(&mut report);

@@ -17,7 +17,7 @@ use crate::source::{self, Location, Source};
 use crate::threads;
 use dataset::CheckedDataset;
 use file::CheckedFile;
-use sums::StatedSum;
+use sums::{StatedSum, SumLists};
 
 pub use crate::rules::{CheckRule, Severity};
 pub use dataset::IndexRow;
@@ -87,6 +87,18 @@ impl ModelCheck {
             _ => {}
         }
         Ok(Self { files, quantized, dataset, report })
+    }
+
+    /// Looks for the sums that the files must have: the names of blobs, and lists beside the files.
+    pub fn find_sums(&mut self) {
+        let mut lists = SumLists::default();
+        for file in &mut self.files {
+            let (sums, fault) = lists.sums_of(&file.location);
+            file.sums.extend(sums);
+            if let Some(fault) = fault {
+                self.report.add(CheckRule::Unverified, &file.name, None, || fault);
+            }
+        }
     }
 
     /// States the SHA-256 that the file must have, 64 hexadecimal digits in lower case. Fails with the number of files

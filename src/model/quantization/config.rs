@@ -115,8 +115,10 @@ impl QuantizationConfig {
             bits: sorted(numbers(all, &["num_bits", "bits", "w_bit"]).filter(|bits| (1..=8).contains(bits))),
             group_sizes: sorted(numbers(all, &["group_size", "q_group_size"]).filter(|size| *size > 0)),
             blocks: sorted(values(all, &["weight_block_size", "block_structure"]).filter_map(pair)),
-            symmetry: sorted(values(all, &["sym", "symmetric"]).filter_map(Value::as_bool)),
-            overrides: all.into_iter().flat_map(overrides).chain(layers_of_mlx(mlx)).collect(),
+            symmetry: sorted(
+                values(all, &["sym", "symmetric"]).filter_map(Value::as_bool).chain(unstated(quantization)),
+            ),
+            overrides: all.into_iter().flat_map(overrides).chain(layers_of_mlx(mlx, method)).collect(),
             is_act_order: first_flag(all, &["desc_act"]),
         }
     }
@@ -269,12 +271,19 @@ fn overrides(parameters: &Map<String, Value>) -> impl Iterator<Item = String> {
     names.filter(|name| !name.is_empty() && !name.contains(|byte| "*+?[](){}|^$\\:".contains(byte)))
 }
 
-/// The names of layers in `quantization` of MLX: keys with an object, or `false` for a layer that is not quantized.
-fn layers_of_mlx(parameters: &Map<String, Value>) -> impl Iterator<Item = String> {
-    let own = parameters
-        .iter()
-        .filter(|(name, value)| (value.is_object() || **value == Value::Bool(false)) && !GROUPS.contains(&&***name));
+/// The layers with parameters of their own in `quantization` of MLX. The configurations of other programs name a method.
+fn layers_of_mlx(parameters: &Map<String, Value>, method: &str) -> impl Iterator<Item = String> {
+    let own = parameters.iter().filter(|(name, value)| value.is_object() && !GROUPS.contains(&&***name));
+    let own = own.filter(|_| method.is_empty());
     own.map(|(name, _)| name.clone())
+}
+
+/// The symmetry of the groups of compressed-tensors that do not state it.
+/// Source: `compressed_tensors`, `quantization/quant_args.py`, `QuantizationArgs.symmetric`.
+fn unstated(quantization: &Map<String, Value>) -> impl Iterator<Item = bool> {
+    let groups = quantization.get("config_groups").and_then(Value::as_object).into_iter().flat_map(Map::values);
+    let weights = groups.filter_map(|group| group.get("weights")?.as_object());
+    weights.filter(|weights| !weights.contains_key("symmetric")).map(|_| true)
 }
 
 fn without_groups(parameters: &Map<String, Value>) -> Map<String, Value> {

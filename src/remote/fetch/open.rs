@@ -34,6 +34,11 @@ pub async fn resolve_location(
     let tree = match resolved.map_err(|error| (error.kind, error)) {
         // A repository of which the Hugging Face cache has some files. Offline, there are no others.
         Ok(mut tree) if client.is_offline_for(&location) => {
+            // What was found before at the same commit, and may be in the cache of blocks.
+            let kept = find_kept(cache, &name).filter(|kept| !tree.is_complete && kept.folder == tree.folder);
+            for (path, file) in kept.into_iter().flat_map(|kept| kept.files) {
+                tree.files.entry(path).or_insert(file);
+            }
             tree.is_complete = true;
             tree
         }

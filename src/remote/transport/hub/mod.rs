@@ -66,8 +66,8 @@ impl HubTransport {
                 let others: Vec<String> = others.into_iter().map(|commit| with_commit(place, commit)).collect();
                 let others = match &others[..] {
                     [] => String::new(),
-                    [one] => format!("; it has {one}"),
-                    [some @ .., last] => format!("; it has {} and {last}", some.join(", ")),
+                    [one] => format!("; the cache has {one}"),
+                    [some @ .., last] => format!("; the cache has {} and {last}", some.join(", ")),
                 };
                 not_cached(&format!("revision {asked}")).with_text(|text| text + &others)
             })?;
