@@ -47,6 +47,36 @@ pub fn in_turn(answers: &[&str], then: Then) -> (SocketAddr, Receiver<String>) {
     (address, requests)
 }
 
+/// Answers requests for ranges of `file` with its first bytes, `most` at most. Sends on the heads of the requests.
+pub fn serve_pieces(file: &[u8], most: usize) -> (SocketAddr, Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let file = file.to_vec();
+    let (sender, requests) = channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let request = read_request(&mut stream);
+            let range = request
+                .lines()
+                .find_map(|line| line.to_ascii_lowercase().strip_prefix("range: bytes=").map(str::to_owned));
+            let range = range.unwrap_or_else(|| format!("0-{}", file.len() - 1));
+            let (start, last) = range.split_once('-').unwrap();
+            let (start, last) = (start.parse::<usize>().unwrap(), last.parse::<usize>().unwrap());
+            let part = &file[start..(last + 1).min(start + most).min(file.len())];
+            let (end, len) = (start + part.len() - 1, file.len());
+            let head = format!(
+                "HTTP/1.1 206 x\r\nContent-Range: bytes {start}-{end}/{len}\r\nContent-Length: {}\r\nETag: \"v1\"\r\n\
+                Connection: close\r\n\r\n",
+                part.len()
+            );
+            let _ = sender.send(request);
+            let _ = stream.write_all(&[head.as_bytes(), part].concat());
+        }
+    });
+    (address, requests)
+}
+
 /// Answers one connection with `first`. Then answers two with `second` each, once both have sent a request.
 pub fn two_at_once(first: &str, second: &str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -93,15 +123,7 @@ fn answer(stream: TcpStream, bytes: &[u8], then: Then) {
 
 /// Reads a request, shows its head and answers it.
 fn answer_and(mut stream: TcpStream, bytes: &[u8], then: Then, show: impl FnOnce(String)) {
-    let mut request = Vec::new();
-    let mut piece = [0; 4096];
-    while !is_whole(&request) {
-        match stream.read(&mut piece) {
-            Ok(0) | Err(_) => break,
-            Ok(n) => request.extend_from_slice(&piece[..n]),
-        }
-    }
-    show(String::from_utf8_lossy(&request).into_owned());
+    show(read_request(&mut stream));
     let _ = stream.write_all(bytes);
     match then {
         Then::Close => {}
@@ -117,6 +139,18 @@ fn answer_and(mut stream: TcpStream, bytes: &[u8], then: Then, show: impl FnOnce
             let _ = socket.set_linger(Some(Duration::ZERO));
         }
     }
+}
+
+fn read_request(stream: &mut TcpStream) -> String {
+    let mut request = Vec::new();
+    let mut piece = [0; 4096];
+    while !is_whole(&request) {
+        match stream.read(&mut piece) {
+            Ok(0) | Err(_) => break,
+            Ok(n) => request.extend_from_slice(&piece[..n]),
+        }
+    }
+    String::from_utf8_lossy(&request).into_owned()
 }
 
 /// Whether the other side has not acknowledged all bytes yet, as the kernel shows it.

@@ -29,7 +29,7 @@ pub use error::{ErrorKind, TransportError, TransportResult};
 pub use tree::{ObjectVersion, ProbedObject, ServerFiles, ServerObject, ServerTree};
 pub use validator::ChangeCertainty;
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -137,7 +137,8 @@ impl TransportClient {
     }
 
     /// Pins a file of the tree that is not pinned yet, and returns its first bytes, `first` at most: one request, which
-    /// gives length, version and head. `path` is relative to the tree.
+    /// gives length, version and head. If the server sends a part of the head, the rest is fetched. `path` is relative to
+    /// the tree.
     pub async fn probe(&self, tree: &ServerTree, path: &str, first: u64) -> TransportResult<ProbedObject> {
         location::check_path(path)?;
         let (place, first) = (tree.place(path), first.max(1));
@@ -149,26 +150,50 @@ impl TransportClient {
             TreeOrigin::Web => web::probe_url(&self.wire, place.clone(), first).await,
             TreeOrigin::Store(bucket) => bucket.probe(place.clone(), first).await,
         };
-        probed.map_err(|error| error.at(&place))
+        let (object, mut head) = probed.map_err(|error| error.at(&place))?;
+        let rest = head.len() as u64..first.min(object.len);
+        if !rest.is_empty() {
+            let add = &mut |bytes: &[u8]| {
+                head.extend_from_slice(bytes);
+                ControlFlow::Continue(())
+            };
+            self.fetch(&object, rest, add).await?;
+        }
+        Ok((object, head))
     }
 
     /// Delivers one range of a file to `sink`, in order, while it arrives: all of it, unless the sink ends it. One
-    /// attempt. Dropping the future ends the request.
+    /// attempt, with a request for each part that the server sends. Dropping the future ends the request.
     pub async fn fetch(&self, object: &ServerObject, range: Range<u64>, sink: &mut Sink<'_>) -> TransportResult<()> {
         let fetched = if range.start > range.end || range.end > object.len {
             Err(ErrorKind::Invalid.error(format!("the range {range:?} is outside the file of {} bytes", object.len)))
-        } else if range.is_empty() {
-            Ok(())
         } else {
-            match &object.origin {
-                ByteOrigin::Kept => Err(absent()),
-                _ if self.is_offline() => Err(offline()),
-                ByteOrigin::Hub(file) => self.hub.fetch(file, object.len, range, sink).await,
-                ByteOrigin::Web(file) => web::fetch_url(&self.wire, object, file, range, sink).await,
-                ByteOrigin::Store(file) => file.fetch(object, range, sink).await,
-            }
+            self.fetch_parts(object, range, sink).await
         };
         fetched.map_err(|error| error.at(&object.version.name))
+    }
+
+    /// Asks for the rest of the range until all of it has arrived: an answer may be a first part of what was asked for,
+    /// which is never empty.
+    async fn fetch_parts(&self, object: &ServerObject, range: Range<u64>, sink: &mut Sink<'_>) -> TransportResult<()> {
+        let (mut at, mut is_ended) = (range.start, false);
+        while at < range.end && !is_ended {
+            let rest = at..range.end;
+            let deliver = &mut |bytes: &[u8]| {
+                at += bytes.len() as u64;
+                let flow = sink(bytes);
+                is_ended = flow.is_break();
+                flow
+            };
+            match &object.origin {
+                ByteOrigin::Kept => return Err(absent()),
+                _ if self.is_offline() => return Err(offline()),
+                ByteOrigin::Hub(file) => self.hub.fetch(file, object.len, rest, deliver).await?,
+                ByteOrigin::Web(file) => web::fetch_url(&self.wire, object, file, rest, deliver).await?,
+                ByteOrigin::Store(file) => file.fetch(object, rest, deliver).await?,
+            }
+        }
+        Ok(())
     }
 }
 

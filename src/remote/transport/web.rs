@@ -38,7 +38,7 @@ pub(super) async fn probe_url(wire: &HttpWire, place: RemoteLocation, first: u64
     Ok((ServerObject::new(identity, validator, len, &place, public, ByteOrigin::Web(remote)), head))
 }
 
-/// Delivers a range of the pinned version.
+/// Delivers a range, or a first part of it, of the pinned version.
 pub(super) async fn fetch_url(
     wire: &HttpWire,
     object: &ServerObject,

@@ -161,7 +161,7 @@ impl HubTransport {
         Ok((self.object(place, len, remote), head))
     }
 
-    /// Delivers a range of a file of `len` bytes.
+    /// Delivers a range, or a first part of it, of a file of `len` bytes.
     pub async fn fetch(
         &self,
         remote: &HubFile,

@@ -41,6 +41,12 @@ impl WantedRange {
         }
         headers
     }
+
+    /// The `Content-Range` of an answer with all of it, from a file of `len` bytes.
+    pub fn content_range(&self, len: u64) -> Option<HeaderValue> {
+        let range = self.range.start..self.range.end.min(len);
+        format!("bytes {}/{len}", shown_range(&range)).parse().ok()
+    }
 }
 
 /// The first and the last byte, as headers have them.
@@ -50,7 +56,7 @@ fn shown_range(range: &Range<u64>) -> String {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ResponsePart {
-    /// Its bytes. Without a known length, the end is where the body ends.
+    /// Its bytes, at least one of a file that is not empty. Without a known length, the end is where the body ends.
     pub range: Range<u64>,
     /// The length of the file; `None` for a whole file without a length, which ends where the body ends.
     pub len: Option<u64>,
@@ -63,8 +69,9 @@ impl ResponsePart {
     }
 }
 
-/// Checks status, `Content-Range`, lengths, encoding and version of an answer. Whatever is not exactly the wanted bytes
-/// of the wanted version is an error; a server that sends a whole file gives `NoRanges`, unless all of it was wanted.
+/// Checks status, `Content-Range`, lengths, encoding and version of an answer. Whatever is not the wanted bytes of the
+/// wanted version, or a first part of them, is an error; a server that sends a whole file gives `NoRanges`, unless all of
+/// it was wanted.
 pub(super) fn check_range(
     status: StatusCode,
     headers: &HeaderMap,
@@ -99,7 +106,8 @@ fn partial(headers: &HeaderMap, wanted: &WantedRange) -> TransportResult<Respons
         (None, None) => return Err(ErrorKind::Protocol.error("the server does not say how long the file is")),
     };
     let expected = wanted.range.start..wanted.range.end.min(len);
-    if range != expected {
+    // A server may send less than the range (RFC 9110, section 15.3.7), but not another one.
+    if range.start != expected.start || range.end > expected.end {
         let [sent, asked] = [range, expected].map(|range| shown_range(&range));
         return Err(ErrorKind::Protocol.error(format!("the server sends bytes {sent} where {asked} were asked for")));
     }

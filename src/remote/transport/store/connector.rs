@@ -8,7 +8,7 @@ use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
 };
-use reqwest::header::{ACCEPT_ENCODING, AUTHORIZATION, ETAG, HeaderMap, HeaderValue};
+use reqwest::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_RANGE, ETAG, HeaderMap, HeaderValue};
 use reqwest::{Method, StatusCode};
 use url::Url;
 
@@ -65,9 +65,10 @@ impl HttpWire {
             self.execute(outgoing).await?
         };
         let (status, headers) = (answer.status(), quoted(answer.headers()));
+        let mut part = None;
         if let Some(wanted) = &wanted {
             if status.is_success() || status == StatusCode::RANGE_NOT_SATISFIABLE {
-                check_range(status, &headers, wanted)?;
+                part = Some(check_range(status, &headers, wanted)?);
             }
             if status == StatusCode::OK {
                 return Err(TransportError::no_ranges());
@@ -86,6 +87,13 @@ impl HttpWire {
         let (mut parts, body) = response.into_parts();
         // `validator` takes it out.
         parts.extensions.insert(VersionValidator::of(&headers));
+        if let (Some(wanted), Some(part)) = (wanted, part) {
+            // `object_store` refuses a part that is shorter than the range. `expected_body` takes out how long it is.
+            if let Some(range) = part.len.and_then(|len| wanted.content_range(len)) {
+                parts.headers.insert(CONTENT_RANGE, range);
+            }
+            parts.extensions.insert(part);
+        }
         let body = body.map_err(|error| HttpError::new(HttpErrorKind::Unknown, describe_request(&error)));
         Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)))
     }

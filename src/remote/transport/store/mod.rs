@@ -19,7 +19,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectStore};
 
 use super::body::{BodyPieces, ExpectedBody, Sink, collect_body, pour};
-use super::range::WantedRange;
+use super::range::{ResponsePart, WantedRange};
 use super::tree::{ByteOrigin, ProbedObject, ServerFiles, ServerObject, ServerTree, TreeOrigin};
 use super::validator::VersionValidator;
 use super::wire::HttpWire;
@@ -204,7 +204,7 @@ impl StoreBucket {
             found => found?,
         };
         let object = self.object(&place, path, validator(&found), found.meta.size);
-        let expected = ExpectedBody::Exactly(found.range.end - found.range.start);
+        let expected = expected_body(&found);
         let head = collect_body(self.body(found), expected, self.wire.idle).await?;
         Ok((object, head))
     }
@@ -216,10 +216,9 @@ impl StoreBucket {
 }
 
 impl BucketFile {
-    /// Delivers a range of the pinned version. If the key was overwritten and its bucket keeps versions, the pinned one
-    /// is asked for by its id.
+    /// Delivers a range, or a first part of it, of the pinned version. If the key was overwritten and its bucket keeps
+    /// versions, the pinned one is asked for by its id.
     pub async fn fetch(&self, object: &ServerObject, range: Range<u64>, sink: &mut Sink<'_>) -> TransportResult<()> {
-        let expected = ExpectedBody::Exactly(range.end - range.start);
         let validator = &object.validator;
         // The version id, if the bucket keeps versions.
         let version = validator.version.clone().filter(|version| version != "null");
@@ -239,6 +238,7 @@ impl BucketFile {
             }
             found => found?,
         };
+        let expected = expected_body(&found);
         pour(self.bucket.body(found), expected, self.bucket.wire.idle, sink).await
     }
 }
@@ -253,6 +253,12 @@ fn range_options(wanted: WantedRange) -> GetOptions {
 fn validator(found: &GetResult) -> VersionValidator {
     let seen = found.extensions.get::<VersionValidator>().cloned().unwrap_or_default();
     VersionValidator { version: found.meta.version.clone(), etag: seen.etag.or(found.meta.e_tag.clone()), ..seen }
+}
+
+/// The length of the part that the server sends.
+fn expected_body(found: &GetResult) -> ExpectedBody {
+    let whole = ExpectedBody::Exactly(found.range.end - found.range.start);
+    found.extensions.get::<ResponsePart>().map_or(whole, ResponsePart::expected_body)
 }
 
 fn key_path(key: &str) -> TransportResult<Path> {
