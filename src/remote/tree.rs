@@ -58,7 +58,7 @@ impl RemoteTree {
                 };
                 // The paths in a directory are followed by those that go on with the character after the slash.
                 from = format!("{prefix}{name}0");
-                // In an object store, a file and the prefix of others may have the same name.
+                // If weightfs-fetch lists a file with others below it, only the file is shown.
                 if !self.files.contains_key(&path[..prefix.len() + name.len()]) {
                     return Some((name, ListedKind::Dir, 0));
                 }

@@ -41,6 +41,17 @@ async fn reads_a_tree(server: &mut Python, client: &TransportClient, scheme: &st
     let (_, head) = probe(client, &tree, "sub/a b+%ü.gguf", 2).await.unwrap();
     assert_eq!(head, b"od");
     failure(resolve(client, &format!("{scheme}://models/nothing")).await, ErrorKind::Missing, &[]);
+
+    for key in ["odd//empty", "odd/tab\tx", "odd/x", "odd/x/model.safetensors", "odd/y"] {
+        put(server, key, b"bytes");
+    }
+    let tree = resolve(client, &format!("{scheme}://models/odd")).await.unwrap();
+    assert_eq!(tree.files.keys().collect::<Vec<_>>(), ["x/model.safetensors", "y"]);
+    let [keys, objects] = [r#""odd//empty", "odd/tab\tx""#, r#""x""#];
+    log_shows(&format!("a slash at the end are not shown (2 in all): {keys}"));
+    log_shows(&format!(
+        "{scheme}://models/odd: objects with other keys below theirs are not shown (1 in all): {objects}"
+    ));
 }
 
 #[tokio::test]

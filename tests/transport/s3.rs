@@ -114,6 +114,46 @@ async fn keys_and_prefixes_are_pinned_listed_and_read(s3: &mut S3) {
     assert_eq!(pieces, 1);
 }
 
+#[tokio::test]
+async fn odd_keys_are_named_and_do_not_hide_others() {
+    let mut s3 = S3::start("s3.py");
+    for (key, bytes) in [
+        ("odd/model.safetensors", "a"),
+        ("odd/ a .gguf", "b"),
+        ("odd//empty", "c"),
+        ("odd/tab\tx", "d"),
+        ("odd/up/../x", "e"),
+        ("odd/.", "f"),
+        ("odd/", ""),
+        ("odd/folder/", ""),
+        ("odd/folder/x.gguf", "g"),
+        ("odd/full/", "h"),
+        ("odd/x", "object"),
+        ("odd/x/model.safetensors", "i"),
+        ("only//odd", "j"),
+        ("/root", "k"),
+    ] {
+        s3.put("models", key, bytes.as_bytes());
+    }
+    let client = s3.client("reader");
+    let tree = resolve(&client, "s3://models/odd").await.unwrap();
+    let files = ["a .gguf", "folder/x.gguf", "model.safetensors", "x/model.safetensors"];
+    assert_eq!(tree.files.keys().map(|path| path.trim_start()).collect::<Vec<_>>(), files);
+    for path in tree.files.keys() {
+        assert_eq!(probe(&client, &tree, path, 10).await.unwrap().1.len(), 1, "{path}");
+    }
+    let odd = r#"(5 in all): "odd/.", "odd//empty", "odd/full/", "odd/tab\tx", "odd/up/../x""#;
+    log_shows(&format!(
+        "s3://models/odd: keys with empty components, `.`, `..`, control characters or a slash at the end are not shown {odd}"
+    ));
+    log_shows("s3://models/odd: objects with other keys below theirs are not shown (1 in all): \"x\"");
+    assert_eq!(open(&client, "s3://models/odd/x", 10).await.unwrap().1, b"object");
+    assert_eq!(resolve(&client, "s3://models").await.unwrap().files.len(), files.len());
+    log_shows("(7 in all): \"/root\", ");
+    let error = failure(resolve(&client, "s3://models/only").await, ErrorKind::Missing, &[]);
+    assert!(error.to_string().contains("can be shown"), "{error}");
+}
+
 async fn overwritten_key_is_noticed_and_its_version_kept(s3: &mut S3) {
     let client = s3.client("reader");
     for bucket in ["models", "versioned"] {

@@ -123,6 +123,14 @@ pub fn record_log() {
     }
 }
 
+/// Checks that a warning of files that are not shown has been logged, by any test.
+#[track_caller]
+pub fn log_shows(text: &str) {
+    let log = LOG.lock().unwrap().clone();
+    let warnings: Vec<_> = log.lines().filter(|line| line.contains(" are not shown ")).collect();
+    assert!(warnings.iter().any(|line| line.contains(text)), "{text} is not in {warnings:#?}");
+}
+
 /// Checks what was logged so far, by any test.
 #[track_caller]
 pub fn log_shows_no(secrets: &[&str]) {

@@ -14,6 +14,7 @@ mod netrc;
 mod range;
 mod redirects;
 mod secret;
+mod skipped;
 mod store;
 #[cfg(test)]
 mod tests;

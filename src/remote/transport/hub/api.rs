@@ -9,6 +9,7 @@ use url::Url;
 use super::super::error::{ErrorKind, TransportError, TransportResult};
 use super::super::range::refusal;
 use super::super::secret::AuthorizationValue;
+use super::super::skipped::SkippedNames;
 use super::super::wire::{WireResponse, explain};
 use super::HubTransport;
 use super::pinned::{HubEntry, RepoSnapshot, content_from_hash, is_commit};
@@ -91,7 +92,7 @@ impl HubTransport {
         let mut url = self.settings.api_url(root, "tree", commit)?;
         push(&mut url, path)?;
         url.query_pairs_mut().append_pair("recursive", if deep { "true" } else { "false" });
-        let (mut files, mut folders) = (Vec::new(), Vec::new());
+        let (mut files, mut folders, mut skipped) = (Vec::new(), Vec::new(), SkippedNames::default());
         for _ in 0..PAGES {
             let (items, headers): (Vec<ApiItem>, _) = self.ask(&url, root).await?;
             for item in items {
@@ -105,7 +106,7 @@ impl HubTransport {
                 };
                 // The paths become names of files.
                 if path.is_empty() || check_path(&path).is_err() {
-                    log::warn!("{root}: a listed file has an invalid name and is skipped");
+                    skipped.add(&path);
                     continue;
                 }
                 match file {
@@ -115,7 +116,10 @@ impl HubTransport {
             }
             match next_page(&headers, &url)? {
                 Some(next) => url = next,
-                None => return Ok((files, folders)),
+                None => {
+                    skipped.warn(root, "files with empty components, `.`, `..` or control characters");
+                    return Ok((files, folders));
+                }
             }
         }
         Err(ErrorKind::Protocol.error("the repository has more than a million files"))

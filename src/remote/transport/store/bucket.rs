@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
+use object_store::list::PaginatedListStore;
 use object_store::path::Path;
 use object_store::{ObjectStore, RetryConfig};
 
@@ -23,6 +24,8 @@ pub(in super::super) struct StoreBucket {
 #[derive(Clone)]
 pub(in super::super) struct OpenedBucket {
     pub store: Arc<dyn ObjectStore>,
+    /// The same store.
+    pub lister: Arc<dyn PaginatedListStore>,
     pub anonymous: bool,
     /// The server, if it is not the service's own.
     pub endpoint: Option<String>,
@@ -31,20 +34,20 @@ pub(in super::super) struct OpenedBucket {
 /// Without the store, which shows secrets of identities.
 impl fmt::Debug for OpenedBucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { store: _, anonymous, endpoint } = self;
+        let Self { store: _, lister: _, anonymous, endpoint } = self;
         f.debug_struct("Opened").field("anonymous", anonymous).field("endpoint", endpoint).finish_non_exhaustive()
     }
 }
 
 impl OpenedBucket {
-    pub fn new<S: ObjectStore>(
+    pub fn new<S: ObjectStore + PaginatedListStore>(
         built: object_store::Result<S>,
         kind: StoreKind,
         anonymous: bool,
         endpoint: Option<String>,
     ) -> TransportResult<OpenedBucket> {
-        let store = built.map_err(|error| translate(error, kind))?;
-        Ok(OpenedBucket { store: Arc::new(store), anonymous, endpoint })
+        let store = Arc::new(built.map_err(|error| translate(error, kind))?);
+        Ok(OpenedBucket { lister: store.clone(), store, anonymous, endpoint })
     }
 
     /// Servers may have buckets of the same name.

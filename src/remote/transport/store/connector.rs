@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use http_body_util::BodyExt;
 use object_store::ClientOptions;
 use object_store::client::{
@@ -15,8 +16,10 @@ use url::Url;
 use super::super::error::{ErrorKind, TransportError, TransportResult, plain};
 use super::super::range::{WantedRange, check_range, refusal};
 use super::super::redirects::is_metadata;
+use super::super::skipped::SkippedNames;
 use super::super::validator::VersionValidator;
 use super::super::wire::{HttpWire, describe_request};
+use super::listing::{ListingRequest, PAGE, readable_entries};
 
 /// The longest error text that is read, in bytes.
 const REASON: u64 = 64 << 10;
@@ -47,6 +50,7 @@ impl HttpWire {
         let is_token_request = parts.method == Method::POST || parts.method == Method::PUT;
         let secrets = secrets(&parts.headers, &url, body.as_bytes().map(|bytes| &bytes[..]));
         let wanted = parts.extensions.get::<WantedRange>().cloned();
+        let is_listing = parts.extensions.get::<ListingRequest>().is_some();
         let mut outgoing = reqwest::Request::new(parts.method, url);
         *outgoing.headers_mut() = parts.headers;
         if wanted.is_some() {
@@ -83,6 +87,9 @@ impl HttpWire {
                 && matches!(reason.kind, ErrorKind::Forbidden | ErrorKind::Protocol | ErrorKind::Missing);
             return Err(if is_metadata || refused { no_credentials(&reason) } else { reason });
         }
+        if is_listing {
+            return self.readable_page(answer).await;
+        }
         let response: http::Response<reqwest::Body> = answer.into();
         let (mut parts, body) = response.into_parts();
         // `validator` takes it out.
@@ -96,6 +103,16 @@ impl HttpWire {
         }
         let body = body.map_err(|error| HttpError::new(HttpErrorKind::Unknown, describe_request(&error)));
         Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)))
+    }
+
+    /// A page of a listing without the entries that `object_store` cannot parse. `list_once` takes out their names. A page
+    /// that is not XML is left as it is.
+    async fn readable_page(&self, answer: reqwest::Response) -> TransportResult<HttpResponse> {
+        let page = self.read_all(answer, PAGE).await?;
+        let (page, skipped) = readable_entries(&page).unwrap_or((page, SkippedNames::default()));
+        let mut response = HttpResponse::new(Bytes::from(page).into());
+        response.extensions_mut().insert(skipped);
+        Ok(response)
     }
 
     /// The error for a status that is not a success, with what the body says.

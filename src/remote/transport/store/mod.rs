@@ -6,6 +6,7 @@ mod azure;
 mod bucket;
 mod connector;
 mod google;
+mod listing;
 mod profile;
 
 use std::collections::{BTreeMap, HashMap};
@@ -14,12 +15,14 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::StreamExt;
+use object_store::list::{PaginatedListOptions, PaginatedListResult};
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectStore};
 
 use super::body::{BodyPieces, ExpectedBody, Sink, collect_body, pour};
 use super::range::{ResponsePart, WantedRange};
+use super::skipped::SkippedNames;
 use super::tree::{ByteOrigin, ProbedObject, ServerFiles, ServerObject, ServerTree, TreeOrigin};
 use super::validator::VersionValidator;
 use super::wire::HttpWire;
@@ -28,6 +31,7 @@ use crate::remote::location::{RemoteLocation, StoreKind, StoreLocation};
 pub(super) use bucket::{BucketFile, StoreBucket};
 use bucket::{OpenedBucket, translate};
 use connector::quoted_etag;
+use listing::ListingRequest;
 
 const KEYS: usize = 1_000_000;
 
@@ -173,24 +177,45 @@ impl StoreBucket {
 
     async fn list_once(self: &Arc<Self>, place: &StoreLocation) -> TransportResult<ServerFiles> {
         let prefix = place.key.strip_suffix('/').unwrap_or(&place.key);
-        let path = key_path(prefix)?;
-        let store = self.opened().store;
-        let mut keys = store.list(Some(&path));
-        let mut files = BTreeMap::new();
-        let folder = RemoteLocation::Store(place.clone());
-        while let Some(meta) = keys.try_next().await.map_err(|error| translate(error, self.kind))? {
-            let rest = meta.location.as_ref().strip_prefix(prefix).map(|rest| rest.trim_start_matches('/'));
-            let Some(rest) = rest.filter(|rest| !rest.is_empty()) else { continue };
-            let Ok(location) = folder.join(rest) else { continue };
-            if files.len() == KEYS {
-                return Err(ErrorKind::Protocol.error("the prefix has more than a million keys"));
+        key_path(prefix)?;
+        let (lister, folder) = (self.opened().lister, RemoteLocation::Store(place.clone()));
+        let below = (!prefix.is_empty()).then(|| format!("{prefix}/"));
+        let (mut files, mut skipped, mut options) =
+            (BTreeMap::new(), SkippedNames::default(), PaginatedListOptions::default());
+        options.extensions.insert(ListingRequest);
+        loop {
+            let page = lister.list_paginated(below.as_deref(), options.clone()).await;
+            let PaginatedListResult { result, page_token } = page.map_err(|error| translate(error, self.kind))?;
+            result.extensions.get().into_iter().for_each(|names| skipped.append(names));
+            for meta in result.objects {
+                let rest = meta.location.as_ref().strip_prefix(prefix).map(|rest| rest.trim_start_matches('/'));
+                let Some(rest) = rest.filter(|rest| !rest.is_empty()) else { continue };
+                let Ok(location) = folder.join(rest) else {
+                    skipped.add(meta.location.as_ref());
+                    continue;
+                };
+                if files.len() == KEYS {
+                    return Err(ErrorKind::Protocol.error("the prefix has more than a million keys"));
+                }
+                let etag = meta.e_tag.as_deref().map(quoted_etag);
+                let validator = VersionValidator { etag, version: meta.version, ..VersionValidator::default() };
+                let object = self.object(&location, meta.location.clone(), validator, meta.size);
+                files.insert(rest.to_string(), Some(object));
             }
-            let etag = meta.e_tag.as_deref().map(quoted_etag);
-            let validator = VersionValidator { etag, version: meta.version, ..VersionValidator::default() };
-            let object = self.object(&location, meta.location.clone(), validator, meta.size);
-            files.insert(rest.to_string(), Some(object));
+            if page_token.is_none() {
+                break;
+            }
+            if page_token == options.page_token {
+                return Err(ErrorKind::Protocol.error("the server repeats a page of its listing"));
+            }
+            options.page_token = page_token;
         }
-        remove_markers(&mut files);
+        let hidden = remove_directories(&mut files);
+        skipped.warn(&folder, "keys with empty components, `.`, `..`, control characters or a slash at the end");
+        hidden.warn(&folder, "objects with other keys below theirs");
+        if files.is_empty() && !skipped.is_empty() {
+            return Err(ErrorKind::Missing.error("no key with this prefix can be shown"));
+        }
         Ok(files)
     }
 
@@ -265,14 +290,19 @@ fn key_path(key: &str) -> TransportResult<Path> {
     Path::parse(key).map_err(|_| ErrorKind::Invalid.error("keys with empty components, `.` or `..` cannot be read"))
 }
 
-/// Removes empty keys that stand for a directory, as consoles make them.
-fn remove_markers(files: &mut ServerFiles) {
-    let mut markers = Vec::new();
-    for (path, _) in files.iter().filter(|(_, object)| object.as_ref().is_some_and(|object| object.len == 0)) {
+/// Removes the objects that are directories too, because other keys are below them. Returns those with bytes; empty ones
+/// are markers of directories, as consoles make them.
+fn remove_directories(files: &mut ServerFiles) -> SkippedNames {
+    let mut hidden = SkippedNames::default();
+    let has_keys_below = |path: &String| {
         let inside = format!("{path}/");
-        if files.range(inside.clone()..).next().is_some_and(|(next, _)| next.starts_with(&inside)) {
-            markers.push(path.clone());
+        files.range(inside.clone()..).next().is_some_and(|(next, _)| next.starts_with(&inside))
+    };
+    let directories: Vec<String> = files.keys().filter(|path| has_keys_below(path)).cloned().collect();
+    for path in directories {
+        if files.remove(&path).flatten().is_some_and(|object| object.len > 0) {
+            hidden.add(&path);
         }
     }
-    markers.iter().for_each(|marker| drop(files.remove(marker)));
+    hidden
 }
