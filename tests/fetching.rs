@@ -305,3 +305,43 @@ fn after_the_mount_only_files_that_are_known_are_fetched() {
     }
     assert!(!nginx.log().iter().flatten().any(|field| field.contains("other")), "{:?}", nginx.log());
 }
+
+/// The first line of `inspect` is the location.
+#[test]
+fn printed_locations_can_be_given_again() {
+    const NAME: &str = "a%20b/mo+del 100%ü#1?.safetensors";
+    let (nginx, mut s3, mut hub) = (Nginx::start(), Python::start("s3.py"), Python::start("hub.py"));
+    let repository = tempfile::tempdir().unwrap();
+    nginx.put(NAME, &model(100));
+    let data = base64::prelude::BASE64_STANDARD.encode(model(100));
+    assert_eq!(s3.ask(json!({"do": "put", "bucket": "models", "key": NAME, "data": data})), json!({}));
+    let path = repository.path().join(NAME);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, model(100)).unwrap();
+    hub.ask(json!({"do": "serve", "folder": repository.path()}));
+    let user = s3.hello["users"]["reader"].clone();
+    let home = tempfile::tempdir().unwrap();
+    let inspect = |location: &str| {
+        let mut command = weightfs(home.path());
+        command.args(["inspect", location]).env("AWS_ENDPOINT_URL_S3", s3.text("url")).env("AWS_REGION", "us-east-1");
+        command.env("AWS_ACCESS_KEY_ID", user["id"].as_str().unwrap());
+        command.env("AWS_SECRET_ACCESS_KEY", user["secret"].as_str().unwrap());
+        command.env("HF_ENDPOINT", hub.text("url"));
+        let output = command.output().unwrap();
+        let said = text(&output);
+        assert!(output.status.success(), "{location}: {said}");
+        String::from_utf8(output.stdout).unwrap().lines().next().unwrap().to_owned()
+    };
+    let encoded = "a%2520b/mo%2Bdel%20100%25%C3%BC%231%3F.safetensors";
+    for location in [
+        nginx.url(encoded),
+        nginx.url("a%2520b/mo+del 100%25ü%231%3F.safetensors?query=SECRET"),
+        nginx.url("a%2520b%2Fmo+del%20100%25ü%231%3F.safetensors"),
+        format!("s3://models/{NAME}"),
+        format!("hf://org/model/{NAME}"),
+    ] {
+        let printed = inspect(&location);
+        assert!(!printed.contains("SECRET"), "{printed}");
+        assert_eq!(inspect(&printed), printed, "{location}");
+    }
+}

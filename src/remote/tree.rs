@@ -1,6 +1,7 @@
 //! The files at a URL.
 
 use super::client::FetchClient;
+use super::location::RemoteLocation;
 use super::protocol::{WireAbout, WireAttributes};
 use super::{location, lock_mutex};
 use crate::source::{
@@ -20,7 +21,13 @@ impl FetchClient {
         let path = about.path.clone();
         let (client, name) = (self.clone(), tree_name(&about.url));
         let (tried, device) = (Mutex::default(), next_device());
-        Ok(Location::in_tree(Arc::new(RemoteTree { client, number, about, name, files, tried, device }), &path))
+        let Ok(Some(folder)) = RemoteLocation::parse(&about.url) else {
+            return Err(FetchFailure::lasting("weightfs-fetch sent an invalid URL").of(&about.url));
+        };
+        let asked = RemoteLocation::parse(url).ok().flatten();
+        let named = asked.filter(|asked| matches!(asked, RemoteLocation::Web(_)) && !path.is_empty());
+        let tree = RemoteTree { client, number, about, folder, named, name, files, tried, device };
+        Ok(Location::in_tree(Arc::new(tree), &path))
     }
 }
 
@@ -28,6 +35,10 @@ struct RemoteTree {
     client: FetchClient,
     number: u32,
     about: WireAbout,
+    /// The location of the tree.
+    folder: RemoteLocation,
+    /// The URL of the file that was asked for, which may be written differently from a joined one.
+    named: Option<RemoteLocation>,
     name: String,
     /// The size of each file in bytes, by its path.
     files: BTreeMap<String, u64>,
@@ -68,8 +79,8 @@ impl RemoteTree {
 
     fn open_now(&self, path: &str) -> Result<Arc<dyn Source>, Error> {
         // The names of shards come from indexes. weightfs-fetch ends the connection if a path is not allowed.
-        location::check_path(path).map_err(|error| FetchFailure::lasting(error.to_string()).of(&self.url_of(path)))?;
-        self.client.open(self.number, path, &self.url_of(path), (self.device, number_of(path)))
+        location::check_path(path).map_err(|error| FetchFailure::lasting(error.to_string()).of(&self.place(path)))?;
+        self.client.open(self.number, path, &self.place(path), (self.device, number_of(path)))
     }
 
     /// Opens a file that is not listed, to find out whether it exists. If that fails for a reason that may pass, the
@@ -90,19 +101,12 @@ impl RemoteTree {
         lock_mutex(&self.tried).insert(path.to_owned(), tried);
         exists
     }
-
-    fn url_of(&self, path: &str) -> String {
-        match path {
-            "" => self.about.url.clone(),
-            path => format!("{}/{path}", self.about.url.trim_end_matches('/')),
-        }
-    }
 }
 
 /// The name of the tree at a URL: that of its repository, or else the last component.
 fn tree_name(url: &str) -> String {
-    let path = match location::RemoteLocation::parse(url) {
-        Ok(Some(location::RemoteLocation::Hub(hub))) if hub.path.is_empty() => hub.repo,
+    let path = match RemoteLocation::parse(url) {
+        Ok(Some(RemoteLocation::Hub(hub))) if hub.path.is_empty() => hub.repo,
         _ => url.trim_end_matches('/').to_owned(),
     };
     path.rsplit('/').next().unwrap_or_default().to_owned()
@@ -129,6 +133,17 @@ impl SourceTree for RemoteTree {
         &self.name
     }
 
+    fn place(&self, path: &str) -> String {
+        match &self.named {
+            Some(named) if path == self.about.path => named.to_string(),
+            _ => match self.folder.join(path) {
+                Ok(place) => place.to_string(),
+                // The path cannot be opened. An error shows it as it is.
+                Err(_) => format!("{}/{path}", self.about.url.trim_end_matches('/')),
+            },
+        }
+    }
+
     fn open(&self, path: &str) -> Result<Arc<dyn Source>, Error> {
         let tried = lock_mutex(&self.tried).get(path).cloned().flatten();
         tried.map_or_else(|| self.open_now(path), Ok)
@@ -143,7 +158,7 @@ impl SourceTree for RemoteTree {
     fn list(&self, path: &str) -> Result<DirListing, Error> {
         if !self.about.is_listed {
             let reason = "the server does not list files; name a file or the index of a sharded model";
-            return Err(FetchFailure::lasting(reason).of(&self.url_of(path)));
+            return Err(FetchFailure::lasting(reason).of(&self.place(path)));
         }
         let entry = |(name, kind, len): (&str, ListedKind, u64)| ListedEntry {
             name: name.into(),

@@ -18,6 +18,14 @@ pub trait SourceTree: Send + Sync + fmt::Debug {
         self.url().trim_end_matches('/').rsplit('/').next().unwrap_or_default()
     }
 
+    /// The place of a file or directory of the tree, as a user can give it.
+    fn place(&self, path: &str) -> String {
+        match path {
+            "" => self.url().to_owned(),
+            path => format!("{}/{path}", self.url().trim_end_matches('/')),
+        }
+    }
+
     fn open(&self, path: &str) -> Result<Arc<dyn Source>, Error>;
 
     /// Starts to open a file that will be opened soon, without waiting for it. `head` is how many bytes at its start
@@ -129,10 +137,7 @@ impl TreePath {
 
 impl fmt::Display for TreePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.key() {
-            (url, "") => f.write_str(url),
-            (url, path) => write!(f, "{}/{path}", url.trim_end_matches('/')),
-        }
+        f.write_str(&self.tree().place(self.path()))
     }
 }
 

@@ -138,6 +138,9 @@ fn folders() -> impl Strategy<Value = RemoteLocation> {
         Just("hf://a/b@refs"),
         Just("https://example.org/"),
         Just("https://example.org/x%2Fy/?q"),
+        Just("https://example.org/a%2520b/mo+del 100%ü/"),
+        Just("hf://a/b/a%20b/mo+del 100%ü#1?"),
+        Just("s3://bucket/a%20b/mo+del 100%ü#1?/"),
         Just("s3://bucket/"),
         Just("gs://bucket/x/"),
         Just("az://c/x/y/"),
@@ -176,10 +179,13 @@ proptest! {
     #[test]
     fn join_is_undone_by_parent_and_file_name(folder in folders(), name in component()) {
         let file = folder.join(&name).unwrap();
+        let again = parse(&file.to_string());
+        prop_assert_eq!(again.file_name(), Some(name.clone()));
+        prop_assert_eq!(again.to_string(), file.to_string());
         prop_assert_eq!(file.file_name(), Some(name));
         prop_assert_eq!(file.parent(), Some(folder));
         if !matches!(file, RemoteLocation::Web(_)) {
-            prop_assert_eq!(parse(&file.to_string()), file);
+            prop_assert_eq!(again, file);
         }
     }
 

@@ -138,8 +138,8 @@ impl TransportClient {
     }
 
     /// Pins a file of the tree that is not pinned yet, and returns its first bytes, `first` at most: one request, which
-    /// gives length, version and head. If the server sends a part of the head, the rest is fetched. `path` is relative to
-    /// the tree.
+    /// gives length, version and head. If the server sends a part of the head, the rest is fetched. `path` is relative
+    /// to the tree.
     pub async fn probe(&self, tree: &ServerTree, path: &str, first: u64) -> TransportResult<ProbedObject> {
         location::check_path(path)?;
         let (place, first) = (tree.place(path), first.max(1));

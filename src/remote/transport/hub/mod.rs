@@ -138,7 +138,9 @@ impl HubTransport {
     /// The file without its revision, as most commits leave most files as they are.
     pub fn identity(&self, place: &HubLocation) -> String {
         let endpoint = self.settings.endpoint.as_str().trim_end_matches('/');
-        format!("{endpoint}/{}/{}/{}", place.kind.plural(), place.repo, place.path)
+        // The cache refuses what looks like the query or the fragment of a URL.
+        let path = place.path.replace('%', "%25").replace('?', "%3F").replace('#', "%23");
+        format!("{endpoint}/{}/{}/{path}", place.kind.plural(), place.repo)
     }
 
     /// Pins a file that the tree does not list: its directory was not asked for.

@@ -70,8 +70,8 @@ impl ResponsePart {
 }
 
 /// Checks status, `Content-Range`, lengths, encoding and version of an answer. Whatever is not the wanted bytes of the
-/// wanted version, or a first part of them, is an error; a server that sends a whole file gives `NoRanges`, unless all of
-/// it was wanted.
+/// wanted version, or a first part of them, is an error; a server that sends a whole file gives `NoRanges`, unless all
+/// of it was wanted.
 pub(super) fn check_range(
     status: StatusCode,
     headers: &HeaderMap,

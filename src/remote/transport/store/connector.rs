@@ -105,8 +105,8 @@ impl HttpWire {
         Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)))
     }
 
-    /// A page of a listing without the entries that `object_store` cannot parse. `list_once` takes out their names. A page
-    /// that is not XML is left as it is.
+    /// A page of a listing without the entries that `object_store` cannot parse. `list_once` takes out their names. A
+    /// page that is not XML is left as it is.
     async fn readable_page(&self, answer: reqwest::Response) -> TransportResult<HttpResponse> {
         let page = self.read_all(answer, PAGE).await?;
         let (page, skipped) = readable_entries(&page).unwrap_or((page, SkippedNames::default()));

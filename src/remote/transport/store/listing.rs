@@ -1,5 +1,5 @@
-//! Pages of listings in XML. `object_store` refuses a whole page for one key that it cannot parse, so the entries of such
-//! keys are taken out before it receives the page. Pure.
+//! Pages of listings in XML. `object_store` refuses a whole page for one key that it cannot parse, so the entries of
+//! such keys are taken out before it receives the page. Pure.
 
 use percent_encoding::percent_decode_str;
 use quick_xml::Reader;
@@ -97,7 +97,7 @@ fn is_encoded(tag: &BytesStart<'_>) -> bool {
     encoded.is_some_and(|encoded| &*encoded.value == b"true")
 }
 
-/// The text of an entity. A reference that XML does not have is kept as a control character, so that the key is skipped.
+/// The text of an entity. A control character stands for an unknown reference, so that the key is skipped.
 fn referenced(reference: &BytesRef<'_>) -> Option<String> {
     let name = str::from_utf8(reference).ok()?;
     Some(match reference.resolve_char_ref() {

@@ -290,8 +290,8 @@ fn key_path(key: &str) -> TransportResult<Path> {
     Path::parse(key).map_err(|_| ErrorKind::Invalid.error("keys with empty components, `.` or `..` cannot be read"))
 }
 
-/// Removes the objects that are directories too, because other keys are below them. Returns those with bytes; empty ones
-/// are markers of directories, as consoles make them.
+/// Removes the objects that are directories too, because other keys are below them. Returns those with bytes; empty
+/// ones are markers of directories, as consoles make them.
 fn remove_directories(files: &mut ServerFiles) -> SkippedNames {
     let mut hidden = SkippedNames::default();
     let has_keys_below = |path: &String| {
