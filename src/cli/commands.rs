@@ -338,6 +338,9 @@ pub enum TensorOrder {
 }
 
 const INSPECT_HELP: &str = "\
+The first line says what the model is: its network, if the metadata or config.json beside the model
+names it, the number of parameters, the quantization or dtype, and the size.
+
 Long metadata values are shortened. --all shows every key, --json prints every value in full.
 
 Exit status: 0 success, 1 failure, 2 usage error.";

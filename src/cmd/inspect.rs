@@ -13,7 +13,7 @@ use unicode_width::UnicodeWidthStr;
 use weightfs::format::{self, Dtype, TensorInfo, gguf};
 use weightfs::inspect::{
     GgufFact, GgufFacts, GgufFileType, ImageFolder, KOHYA, Label, MODELSPEC, MODELSPEC_PREFIX, ModelIdentity,
-    QuantizationTotal, SpecialToken, TensorBreakdown, TensorTotals, TrainingFacts, is_kohya,
+    ModelOverview, QuantizationTotal, SpecialToken, TensorBreakdown, TensorTotals, TrainingFacts, is_kohya,
 };
 use weightfs::model::quantization::ProblemKind;
 use weightfs::model::{Model, Shard};
@@ -60,8 +60,9 @@ struct InspectPage<'p> {
 
 impl InspectPage<'_> {
     fn print(mut self, location: &Location, breakdown: &TensorBreakdown) -> io::Result<()> {
-        self.out.title(location, "")?;
-        self.print_model(breakdown)?;
+        let overview = ModelOverview::of(self.model, breakdown);
+        self.print_overview(location, &overview.text())?;
+        self.print_model(breakdown, overview.nbytes)?;
         if self.model.form.has_shards {
             self.print_shards()?;
         }
@@ -75,6 +76,18 @@ impl InspectPage<'_> {
             self.print_training(&training)?;
         }
         self.print_other()
+    }
+
+    /// Prints the location and what the model is, on one line unless it is too long for the terminal.
+    fn print_overview(&mut self, location: &Location, text: &str) -> io::Result<()> {
+        const INDENT: &str = "  ";
+        let width = printable(&location.to_string()).width() + ": ".len() + text.width();
+        if !self.out.is_terminal || width <= self.out.width {
+            return self.out.title(location, &format!(": {text}"));
+        }
+        self.out.title(location, ":")?;
+        let lines = wrap_words(text, self.out.width.saturating_sub(INDENT.len()));
+        lines.iter().try_for_each(|line| writeln!(self.out, "{INDENT}{line}"))
     }
 
     fn heading(&mut self, text: &'static str) -> io::Result<()> {
@@ -104,10 +117,10 @@ impl InspectPage<'_> {
         }
     }
 
-    fn print_model(&mut self, breakdown: &TensorBreakdown) -> io::Result<()> {
+    /// `bytes` is the size of all files.
+    fn print_model(&mut self, breakdown: &TensorBreakdown, bytes: u64) -> io::Result<()> {
         let model = self.model;
         let TensorBreakdown { all, dtypes, modules, quantized } = breakdown;
-        let bytes = model.sources.iter().map(|source| source.len()).fold(0, u64::saturating_add);
         let header = model.shards.iter().map(|shard| shard.header.data_start).fold(0, u64::saturating_add);
         let left_out = model.left_out();
         let bits = all.bits_per_weight().filter(|_| !quantized.is_empty());
@@ -382,12 +395,22 @@ fn to_json(model: &Model, location: &Location, breakdown: &TensorBreakdown) -> V
     let metadata: Map<String, Value> =
         model.metadata().iter().map(|(key, value)| (key.clone(), json!(value))).collect();
     json!({
-        "source": location.to_string(), "format": model.format(), "kind": model.form.kind, "files": files.collect::<Vec<_>>(),
+        "source": location.to_string(), "format": model.format(), "kind": model.form.kind,
+        "summary": overview(&ModelOverview::of(model, breakdown)), "files": files.collect::<Vec<_>>(),
         "totals": totals::to_json(breakdown), "stored_only": names(&model.size_only_dtypes()), "structural_hash": hash,
         "quantization": quantization(model, breakdown),
         "left_out": model.left_out(), "metadata": metadata,
         "training": TrainingFacts::of(model.metadata()),
         "gguf": gguf_of(model).map(|gguf| gguf_to_json(&gguf, breakdown)),
+    })
+}
+
+/// The first line of the page, and the facts in it. Those that are not known are null.
+fn overview(overview: &ModelOverview) -> Value {
+    json!({
+        "text": overview.text(), "architecture": overview.architecture, "size_label": overview.size_label,
+        "lora": overview.is_lora, "dataset": overview.is_dataset, "weights": overview.weights,
+        "parameters": overview.parameters, "bits_per_weight": overview.bits_per_weight, "nbytes": overview.nbytes,
     })
 }
 

@@ -39,6 +39,22 @@ pub struct GgufFileType {
     pub name: Option<&'static str>,
 }
 
+impl GgufFileType {
+    /// The name that llama-quantize takes, such as `Q4_K_M`, which is also that in file names.
+    pub fn short_name(&self) -> Option<String> {
+        let name = self.name?;
+        Some(match name.split_once(" - ") {
+            None if name == "all F32" => "F32".to_owned(),
+            None => name.replace(' ', "_").to_uppercase(),
+            Some(("Q2_K", "Medium")) => "Q2_K".to_owned(),
+            Some(("IQ3_S mix", _)) => "IQ3_M".to_owned(),
+            Some((family, size @ ("Small" | "Medium" | "Large"))) => format!("{family}_{}", &size[..1]),
+            // A number of bits per weight follows.
+            Some((family, _)) => family.to_owned(),
+        })
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TokenizerFacts<'m> {
     /// Its kind and its pre-tokenizer.
@@ -253,6 +269,27 @@ mod tests {
         assert_eq!(special, [("bos", "1", Some("a\"\u{1b}")), ("eos", "2", None), ("pad", "-1", None)]);
         assert_eq!((found.tokenizer.tokens, found.first_line()), (Some(2), Some("{{ x }}")));
         assert!(found.keys.contains("qwen3.context_length") && !found.keys.contains("llama.context_length"));
+    }
+
+    #[test]
+    fn short_names_are_those_of_llama_quantize() {
+        let cases = [
+            (0, Some("F32")),
+            (7, Some("Q8_0")),
+            (10, Some("Q2_K")),
+            (14, Some("Q4_K_S")),
+            (15, Some("Q4_K_M")),
+            (13, Some("Q3_K_L")),
+            (27, Some("IQ3_M")),
+            (30, Some("IQ4_XS")),
+            (36, Some("TQ1_0")),
+            (38, Some("MXFP4_MOE")),
+            (1000, None),
+        ];
+        for (number, expected) in cases {
+            let file_type = GgufFileType { number: number.to_string(), name: file_type_name(number) };
+            assert_eq!(file_type.short_name().as_deref(), expected, "{number}");
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Model {
         if !self.form.holds_weights || !quantization::may_be_quantized(&tensors) {
             return Ok(());
         }
-        let (config, needed) = read_configs(self)?;
+        let ReadConfigs { config, network, needed } = read_configs(self)?;
         let found = match quantization::wanted(&tensors) {
             Ok(wanted) => {
                 let all: Vec<(usize, u64)> =
@@ -62,8 +62,32 @@ impl Model {
         };
         self.quantized = QuantizedWeights::new(found);
         self.facts.described_by.extend(needed);
+        self.facts.network = network;
         Ok(())
     }
+
+    /// The network that `config.json` beside the model names. A file on a server is not fetched for this alone.
+    pub fn network(&self) -> Option<String> {
+        let dir = self.main_file().parent();
+        if self.facts.network.is_some() || !self.form.holds_weights || dir.path().is_none() {
+            return self.facts.network.clone();
+        }
+        let (text, _) = set::read_list(&dir.join(CONFIG), CONFIG_MAX).ok()?;
+        named_network(&quantization::parse_config(&text).ok()?)
+    }
+}
+
+/// The name of the network in `config.json` of transformers or, for a part of a pipeline, of diffusers.
+fn named_network(config: &Value) -> Option<String> {
+    ["model_type", "_class_name"].iter().find_map(|key| Some(config.get(key)?.as_str()?.to_owned()))
+}
+
+/// The contents of the configuration files of a model.
+struct ReadConfigs {
+    config: QuantizationConfig,
+    network: Option<String>,
+    /// The permissions of the files.
+    needed: Vec<SourceStat>,
 }
 
 /// The logical tensors of a model, by their numbers.
@@ -128,8 +152,8 @@ fn read_share(model: &Model, share: &[(usize, u64)]) -> Result<Vec<(usize, Vec<u
     read.collect()
 }
 
-/// The configuration in the files beside the model and in the metadata, and the permissions of these files.
-fn read_configs(model: &Model) -> Result<(QuantizationConfig, Vec<SourceStat>), Error> {
+/// The configuration in the files beside the model and in the metadata.
+fn read_configs(model: &Model) -> Result<ReadConfigs, Error> {
     let dir = model.main_file().parent();
     let mut needed = Vec::new();
     let config = read_config(&dir.join(CONFIG), &mut needed)?;
@@ -144,7 +168,12 @@ fn read_configs(model: &Model) -> Result<(QuantizationConfig, Vec<SourceStat>), 
     }
     let metadata = model.shards.iter().flat_map(|shard| &shard.header.metadata);
     let comfy = metadata.filter(|(key, _)| key == quantization::COMFY_METADATA);
-    Ok((comfy.fold(found, |config, (_, value)| config.with_comfy_metadata(value.text())), needed))
+    let network = config.as_ref().and_then(named_network);
+    Ok(ReadConfigs {
+        config: comfy.fold(found, |config, (_, value)| config.with_comfy_metadata(value.text())),
+        network,
+        needed,
+    })
 }
 
 /// A JSON file, whose permissions are added to `needed`; `None` if it is absent or unusable. An unusable file is

@@ -105,6 +105,8 @@ pub struct ModelFacts {
     pub main_file: Option<Location>,
     /// The directory that holds all files, if that is not the directory of the main file or one above it.
     pub base: Option<Location>,
+    /// The network that the configuration of a quantized model names, such as `llama`.
+    pub network: Option<String>,
     /// The name of the model, if it does not follow from its location.
     pub name: Option<OsString>,
     /// The metadata of the model, if it is not that of its only file.

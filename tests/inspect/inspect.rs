@@ -1,6 +1,7 @@
 //! `inspect`: the overview of a model, for people and as JSON.
 
-use crate::room::Room;
+use crate::pipes::on_terminal;
+use crate::room::{Room, Tensor};
 use safetensors::Dtype;
 use serde_json::json;
 
@@ -46,7 +47,7 @@ fn page_summarizes_a_model() {
     let out = room.ok("weightfs inspect lora.safetensors");
     let header = size - 10244;
     let expected = format!(
-        r#"lora.safetensors
+        r#"lora.safetensors: stable-diffusion-v1/lora, 5.12K parameters, F16, {:.1} kB
   Format           safetensors
   Size             {:.1} kB ({},{:03} bytes), {:.2} kB of it header
   Tensors          3
@@ -77,6 +78,7 @@ Metadata
   format  pt
 "#,
         size as f64 / 1e3,
+        size as f64 / 1e3,
         size / 1000,
         size % 1000,
         header as f64 / 1e3,
@@ -97,6 +99,60 @@ Metadata
     room.model("none.safetensors", &[], &[("ss_seed", "None")]);
     let out = room.ok("weightfs inspect none.safetensors");
     assert!(!out.contains("Training"), "{out}");
+}
+
+/// The first line of a page, without the size of the files.
+fn first_line(room: &Room, source: &str) -> String {
+    let out = room.ok(&format!("weightfs inspect {source}"));
+    out.lines().next().unwrap().rsplit_once(", ").unwrap().0.to_owned()
+}
+
+#[test]
+fn first_line_says_what_the_model_is() {
+    let room = Room::new();
+    let weights: [Tensor; 2] =
+        [("a.w", Dtype::BF16, &[1000, 8], vec![0; 16000]), ("a.norm", Dtype::F32, &[8], vec![0; 32])];
+    room.ok("mkdir plain bert sdxl odd peft");
+    room.model("plain/model.safetensors", &weights, &[]);
+    assert_eq!(first_line(&room, "plain"), "plain/model.safetensors: safetensors, 8.01K parameters, BF16");
+    // The configuration beside the model names the network.
+    for (dir, config, expected) in [
+        ("bert", r#"{"model_type": "bert"}"#, "bert 8.01K"),
+        ("sdxl", r#"{"_class_name": "UNet2DConditionModel"}"#, "UNet2DConditionModel 8.01K"),
+        ("odd", r#"{"model_type": "a\u001b[31m"}"#, "safetensors, 8.01K parameters"),
+        ("odd", r#"{"model_type": 7}"#, "safetensors, 8.01K parameters"),
+        ("odd", "{", "safetensors, 8.01K parameters"),
+    ] {
+        room.model(&format!("{dir}/model.safetensors"), &weights, &[]);
+        std::fs::write(room.path(&format!("{dir}/config.json")), config).unwrap();
+        assert_eq!(first_line(&room, dir), format!("{dir}/model.safetensors: {expected}, BF16"), "{config}");
+    }
+    let summary = &room.json("weightfs inspect --json bert")[0]["summary"];
+    assert_eq!((&summary["architecture"], &summary["size_label"]), (&json!("bert"), &json!(null)));
+    assert_eq!((&summary["weights"], &summary["parameters"]), (&json!("BF16"), &json!(8008)));
+    // A pipe instead of the configuration is not waited for.
+    room.ok("rm odd/config.json; mkfifo odd/config.json");
+    let output = room.sh("timeout 20 weightfs inspect odd");
+    assert!(output.code == 0 && output.out.contains(": safetensors, 8.01K parameters, BF16"), "{output:?}");
+    let factors: [Tensor; 2] = [
+        ("base_model.model.q.lora_A.weight", Dtype::F32, &[4, 8], vec![0; 128]),
+        ("base_model.model.q.lora_B.weight", Dtype::F32, &[8, 4], vec![0; 128]),
+    ];
+    room.model("peft/adapter_model.safetensors", &factors, &[]);
+    let expected = "peft/adapter_model.safetensors: safetensors LoRA, 64 parameters, F32";
+    assert_eq!(first_line(&room, "peft"), expected);
+    assert_eq!(room.json("weightfs inspect --json peft")[0]["summary"]["lora"], true);
+}
+
+#[test]
+fn first_line_fits_on_a_terminal() {
+    let room = lora();
+    let text = "stable-diffusion-v1/lora, 5.12K parameters, F16";
+    let wide = on_terminal(&room, 80, "inspect lora.safetensors");
+    assert!(wide.starts_with(&format!("lora.safetensors: {text}, ")), "{wide}");
+    let narrow = on_terminal(&room, 50, "inspect lora.safetensors");
+    assert!(narrow.starts_with(&format!("lora.safetensors:\n  {text},\n  15.1 kB\n  Format")), "{narrow}");
+    assert!(narrow.lines().take(3).all(|line| line.len() <= 50), "{narrow}");
 }
 
 #[test]
@@ -134,8 +190,13 @@ fn models_of_several_files_are_summarized() {
     room.ok("echo text >text.safetensors");
     let output = room.sh("weightfs inspect set text.safetensors s.safetensors.index.json");
     assert_eq!((output.code, output.err.lines().count()), (1, 1), "{output:?}");
-    let titles: Vec<&str> = output.out.lines().filter(|line| line.ends_with(".json")).collect();
-    assert_eq!(titles, ["set/dataset_manifest.json", "s.safetensors.index.json"]);
+    let titles = output.out.lines().filter(|line| line.contains(".json: "));
+    let titles: Vec<&str> = titles.map(|line| line.rsplit_once(", ").unwrap().0).collect();
+    let expected = [
+        "set/dataset_manifest.json: safetensors dataset, 1 tensor, U8",
+        "s.safetensors.index.json: safetensors, 9 parameters, F32 and BF16, 26.7 bits per weight",
+    ];
+    assert_eq!(titles, expected);
     assert_eq!(room.json("weightfs inspect --json set s.safetensors.index.json").len(), 2);
 }
 
@@ -263,7 +324,7 @@ fn gguf_page_shows_architecture_types_and_tokenizer() {
     let hash = room.ok("weightfs summary tiny.gguf");
     let hash = hash.trim_end().rsplit(',').next().unwrap();
     let expected = format!(
-        r#"tiny.gguf
+        r#"tiny.gguf: qwen3moe 66, Q8_0, 9.2 bits per weight, {:.2} kB
   Format           gguf
   Size             {:.2} kB ({},{:03} bytes), {:.2} kB of it header
   Tensors          2
@@ -302,6 +363,7 @@ Metadata
   qwen3moe.rope.freq_base  1000000.0
 "#,
         file.len() as f64 / 1e3,
+        file.len() as f64 / 1e3,
         file.len() / 1000,
         file.len() % 1000,
         (file.len() - 128) as f64 / 1e3,
@@ -327,6 +389,12 @@ Metadata
         "chat_template": {"nbytes": 30, "first_line": "{%- if tools %}\u{1b}]0;x\u{7}"},
     });
     assert_eq!(object["gguf"], expected);
+    let summary = json!({
+        "text": out.lines().next().unwrap().strip_prefix("tiny.gguf: ").unwrap(), "architecture": "qwen3moe",
+        "size_label": "66", "lora": false, "dataset": false, "weights": "Q8_0", "parameters": 66,
+        "bits_per_weight": 8.0 * 76.0 / 66.0, "nbytes": file.len(),
+    });
+    assert_eq!(object["summary"], summary);
 }
 
 #[test]

@@ -53,6 +53,8 @@ fn page_says_how_weights_are_quantized() {
 ";
     let out = room.ok("weightfs inspect m");
     assert!(out.contains(lines), "{out}");
+    let first = "m/model.safetensors: safetensors, 4.16K parameters, GPTQ INT4, 5.3 bits per weight, ";
+    assert!(out.starts_with(first), "{out}");
     let shown = on_terminal(&room, 80, "inspect m");
     assert!(shown.contains(lines) && lines.lines().all(|line| line.len() <= 80), "{shown}");
     // On a narrow terminal, the roles take several lines.
