@@ -243,7 +243,7 @@ Examples:
 An argument after the first is a SOURCE if there is a file of that name, otherwise a PATTERN.
 
 OFFSET is the position of the data in the file, in bytes. On a terminal, long names are shortened in
-the middle and two lines of totals follow; a pipe or file gets full names and no totals.
+the middle, two lines of totals follow, and --totals has bars; a pipe or file gets full names only.
 
 Exit status: 0 success, 1 failure or a PATTERN that matches no tensor, 2 usage error.";
 
@@ -339,7 +339,8 @@ pub enum TensorOrder {
 
 const INSPECT_HELP: &str = "\
 The first line says what the model is: its network, if the metadata or config.json beside the model
-names it, the number of parameters, the quantization or dtype, and the size.
+names it, the number of parameters, the quantization or dtype, and the size. On a terminal, bars show
+the shares of dtypes and modules.
 
 Long metadata values are shortened. --all shows every key, --json prints every value in full.
 

@@ -2,8 +2,9 @@
 
 use crate::cli::InspectArgs;
 use crate::opening::NamedModels;
-use crate::terminal::output::{HEADING, StandardOutput, cut_text, draw_table, to_stdout, wrap_words};
-use crate::terminal::totals::{self, group_name};
+use crate::terminal::bars::append_bars;
+use crate::terminal::output::{HEADING, StandardOutput, cut_text, to_stdout, wrap_words};
+use crate::terminal::totals::{self, draw_groups, group_name};
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -20,6 +21,10 @@ use weightfs::model::{Model, Shard};
 use weightfs::source::Location;
 use weightfs::text::{brackets, printable, quote};
 use weightfs::units::{format_count, format_size, grouped, plural};
+
+/// The labels of fields that have bars.
+const DTYPES: &str = "Dtypes";
+const MODULES: &str = "Modules";
 
 /// Maximum number of items of a kind that are shown without --all.
 const SHOWN: usize = 12;
@@ -97,15 +102,19 @@ impl InspectPage<'_> {
 
     /// Prints names and values in two columns. If `cut_values`, values are cut at the end of the line.
     fn fields(&mut self, fields: &[(String, String)], cut_values: bool) -> io::Result<()> {
+        let lines = self.field_lines(fields, cut_values);
+        lines.iter().try_for_each(|line| writeln!(self.out, "{line}"))
+    }
+
+    fn field_lines(&self, fields: &[(String, String)], cut_values: bool) -> Vec<String> {
         let fields: Vec<_> = fields.iter().map(|(name, value)| (cut_text(name, KEY_MAX), value)).collect();
         let width = fields.iter().map(|(name, _)| name.width()).max().unwrap_or(0);
         let room = if cut_values { self.out.width.saturating_sub(width + 4) } else { usize::MAX };
-        for (name, value) in fields {
+        let lines = fields.into_iter().map(|(name, value)| {
             let padding = " ".repeat(width - name.width());
-            let line = format!("  {name}{padding}  {}", cut_text(value, room));
-            writeln!(self.out, "{}", line.trim_end())?;
-        }
-        Ok(())
+            format!("  {name}{padding}  {}", cut_text(value, room)).trim_end().to_owned()
+        });
+        lines.collect()
     }
 
     fn more(&mut self, all: usize, shown: usize, what: &str) -> io::Result<()> {
@@ -136,7 +145,7 @@ impl InspectPage<'_> {
             self.quantized(quantized),
             self.quantization_warnings(),
             // The page of a GGUF model has a table of them.
-            if self.gguf.is_some() { Vec::new() } else { group_rows("Dtypes", dtypes, self.shown) },
+            if self.gguf.is_some() { Vec::new() } else { group_rows(DTYPES, dtypes, self.shown) },
             labelled(
                 "Stored only",
                 (!stored_only.is_empty())
@@ -146,13 +155,21 @@ impl InspectPage<'_> {
             if modules.iter().all(|(name, _)| name.is_empty()) {
                 Vec::new()
             } else {
-                group_rows("Modules", modules, self.shown)
+                group_rows(MODULES, modules, self.shown)
             },
             labelled("Largest", largest(model)),
             labelled("Structural hash", [ModelIdentity::of(model).hash]),
             labelled("Skipped", (left_out > 0).then(|| grouped(left_out as u64))),
         ];
-        self.fields(&facts.concat(), false)
+        let facts = facts.concat();
+        let mut lines = self.field_lines(&facts, false);
+        for (label, groups) in [(DTYPES, dtypes), (MODULES, modules)] {
+            if let Some(first) = facts.iter().position(|(name, _)| name == label) {
+                let groups = &groups[..groups.len().min(self.shown)];
+                append_bars(self.out, &mut lines[first..][..groups.len()], groups.iter().map(|group| group.1.nbytes));
+            }
+        }
+        lines.iter().try_for_each(|line| writeln!(self.out, "{line}"))
     }
 
     /// The quantization of weights, three lines for each kind.
@@ -216,7 +233,8 @@ impl InspectPage<'_> {
                 .chain([&("total", breakdown.all)])
                 .map(|row| type_row(row, &breakdown.all))
                 .collect();
-            draw_table(self.out, &["  TYPE", "TENSORS", "PARAMETERS", "SIZE", "SHARE", "BITS PER WEIGHT"], &rows)?;
+            const HEADINGS: [&str; 6] = ["  TYPE", "TENSORS", "PARAMETERS", "SIZE", "SHARE", "BITS PER WEIGHT"];
+            draw_groups(self.out, &HEADINGS, &rows, &breakdown.dtypes)?;
         }
         let tokenizer = &gguf.tokenizer;
         let mut fields: Vec<_> = tokenizer.facts.iter().map(fact_field).collect();

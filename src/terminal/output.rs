@@ -23,6 +23,7 @@ pub const HEADING: Style = Style::new().bold();
 pub const ERROR: Style = AnsiColor::Red.on_default().bold();
 pub const WARNING: Style = AnsiColor::Yellow.on_default().bold();
 pub const NOTE: Style = AnsiColor::Cyan.on_default().bold();
+pub const BAR: Style = AnsiColor::Cyan.on_default();
 pub const GOOD: Style = AnsiColor::Green.on_default();
 
 pub struct StandardOutput {

@@ -1,6 +1,7 @@
 //! Totals of tensors by dtype and by module: as tables, as two lines below a list, and as JSON.
 
-use super::output::{StandardOutput, cut_text, draw_table};
+use super::bars::append_bars;
+use super::output::{self, StandardOutput, cut_text, draw_table};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::io::{self, Write};
@@ -26,7 +27,7 @@ pub fn print_tables(breakdown: &TensorBreakdown, exact: bool, out: &mut Standard
             row(&name, &totals, exact, format!("{:.1} %", totals.percent_of(all)))
         });
         out.write_all(gap.as_bytes())?;
-        draw_table(out, &[title, "TENSORS", "PARAMETERS", "SIZE", "SHARE"], &rows.collect::<Vec<_>>())?;
+        draw_groups(out, &[title, "TENSORS", "PARAMETERS", "SIZE", "SHARE"], &rows.collect::<Vec<_>>(), groups)?;
     }
     if quantized.is_empty() {
         return Ok(());
@@ -37,6 +38,18 @@ pub fn print_tables(breakdown: &TensorBreakdown, exact: bool, out: &mut Standard
     });
     out.write_all(b"\n")?;
     draw_table(out, &["QUANTIZATION", "WEIGHTS", "PARAMETERS", "SIZE", "BITS"], &rows.collect::<Vec<_>>())
+}
+
+/// Prints a table in which the first rows are those of `groups`, with bars for their sizes on a terminal.
+pub fn draw_groups(
+    out: &mut StandardOutput,
+    headings: &[&str],
+    rows: &[Vec<String>],
+    groups: &[(&str, TensorTotals)],
+) -> io::Result<()> {
+    let mut lines = output::lines(out, headings, rows);
+    append_bars(out, &mut lines[1..], groups.iter().map(|(_, totals)| totals.nbytes));
+    lines.iter().try_for_each(|line| writeln!(out, "{line}"))
 }
 
 fn row(name: &str, totals: &TensorTotals, exact: bool, last: String) -> Vec<String> {

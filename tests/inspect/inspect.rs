@@ -1,6 +1,6 @@
 //! `inspect`: the overview of a model, for people and as JSON.
 
-use crate::pipes::on_terminal;
+use crate::pipes::{on_terminal, on_terminal_in};
 use crate::room::{Room, Tensor};
 use safetensors::Dtype;
 use serde_json::json;
@@ -153,6 +153,44 @@ fn first_line_fits_on_a_terminal() {
     let narrow = on_terminal(&room, 50, "inspect lora.safetensors");
     assert!(narrow.starts_with(&format!("lora.safetensors:\n  {text},\n  15.1 kB\n  Format")), "{narrow}");
     assert!(narrow.lines().take(3).all(|line| line.len() <= 50), "{narrow}");
+}
+
+#[test]
+fn terminal_shows_bars_and_a_pipe_does_not() {
+    let room = Room::new();
+    let weights: [Tensor; 3] = [
+        ("b.x", Dtype::BF16, &[2000], vec![0; 4000]),
+        ("a.x", Dtype::F32, &[250], vec![0; 1000]),
+        ("c.x", Dtype::U8, &[1], vec![0]),
+    ];
+    room.model("m", &weights, &[]);
+    for command in ["inspect m", "ls --totals m"] {
+        let plain = room.ok(&format!("weightfs {command}"));
+        assert!(plain.is_ascii() && !plain.contains('#'), "{plain}");
+        // The locale of the tests is C.
+        for (locale, full, quarter, least) in [
+            ("", "#".repeat(24), "#".repeat(6), String::new()),
+            ("LC_ALL=C.UTF-8 ", "█".repeat(24), "█".repeat(6), "▏".to_owned()),
+            ("LC_ALL= LC_CTYPE=en_US.utf8 ", "█".repeat(24), "█".repeat(6), "▏".to_owned()),
+        ] {
+            let shown = on_terminal_in(&room, locale, 80, command);
+            let of = |name: &str| -> Vec<String> {
+                let rows = shown.lines().filter(|line| line.split_whitespace().any(|word| word == name));
+                rows.map(|row| row.chars().filter(|char| "#█▏".contains(*char)).collect()).collect()
+            };
+            for (dtype, module, bar) in [("BF16", "b", &full), ("F32", "a", &quarter), ("U8", "c", &least)] {
+                assert!(of(dtype).contains(bar) && of(module).contains(bar), "{dtype} {locale}\n{shown}");
+            }
+            let mut with_bars = shown.lines().filter(|line| line.ends_with(['#', '█', '▏']));
+            assert!(with_bars.all(|line| line.chars().count() <= 80), "{shown}");
+            assert!(!of("total").iter().any(|bar| !bar.is_empty()), "{shown}");
+            // Without the bars, the lines are those of a pipe.
+            let rows = shown.lines().map(|line| line.trim_end_matches(['#', '█', '▏']).trim_end().to_owned() + "\n");
+            assert_eq!(rows.collect::<String>(), plain, "{locale}");
+        }
+    }
+    let narrow = on_terminal(&room, 40, "ls --totals m");
+    assert!(!narrow.contains('#'), "{narrow}");
 }
 
 #[test]

@@ -71,8 +71,14 @@ fn pipe_as_source_is_refused() {
 
 /// The output of a command on a terminal of this width, including standard error, without colours.
 pub fn on_terminal(room: &Room, columns: u16, command: &str) -> String {
-    let output = room.sh(&format!("script -qc 'stty rows 25 cols {columns}; weightfs {command}' /dev/null"));
-    let styles = ["\u{1b}[0m", "\u{1b}[1m", "\u{1b}[31m", "\u{1b}[32m", "\u{1b}[33m"];
+    on_terminal_in(room, "", columns, command)
+}
+
+/// The same with assignments to variables before the command, each followed by a space.
+pub fn on_terminal_in(room: &Room, variables: &str, columns: u16, command: &str) -> String {
+    let line = format!("stty rows 25 cols {columns}; {variables}weightfs {command}");
+    let output = room.sh(&format!("script -qc '{line}' /dev/null"));
+    let styles = ["\u{1b}[0m", "\u{1b}[1m", "\u{1b}[31m", "\u{1b}[32m", "\u{1b}[33m", "\u{1b}[36m"];
     styles.iter().fold(output.out.replace("\r\n", "\n"), |text, style| text.replace(style, ""))
 }
 
