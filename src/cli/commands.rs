@@ -8,7 +8,7 @@ use super::value::{
     parse_age, parse_align, parse_bytes, parse_group, parse_number, parse_size, parse_umask, parse_user,
 };
 use bytesize::ByteSize;
-use clap::builder::{NonEmptyStringValueParser, OsStringValueParser, TypedValueParser};
+use clap::builder::{NonEmptyStringValueParser, OsStringValueParser, PossibleValue, TypedValueParser};
 use clap::{ArgGroup, Args, Subcommand, ValueEnum, ValueHint};
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -237,6 +237,7 @@ Examples:
   weightfs ls model '*.layers.0.*' '*.bias'              tensors whose names match a pattern
   weightfs ls *.safetensors                              the tensors of several models
   weightfs ls --sort size model | head                   the largest tensors
+  weightfs ls --sort dtype,shape,-name model             by dtype, then by shape, then by name from the end
   weightfs ls --totals --depth 3 model                   totals by dtype and by module
   weightfs ls --json model | jq -r '.tensors[].name'     tensor names, from JSON
 
@@ -258,9 +259,12 @@ pub struct LsArgs {
     #[arg(value_name = "SOURCE|PATTERN", value_parser = operand(), value_hint = ValueHint::AnyPath)]
     pub more: Vec<LsOperand>,
 
-    /// Sort by name (layers.2 before layers.10), size (largest first) or offset (order of the data in the files)
-    #[arg(long, value_name = "KEY", default_value = "name", hide_possible_values = true)]
-    pub sort: TensorOrder,
+    /// Sort by name (layers.2 before layers.10), dtype, shape, size (largest first) or offset (order of the data in the
+    /// files), or by several of these: tensors that are equal by the first are sorted by the second. A - before a key
+    /// reverses it. The default is name
+    #[arg(long, value_name = "KEY[,KEY...]", default_value = "name", hide_default_value = true, value_delimiter = ',')]
+    #[arg(allow_hyphen_values = true)]
+    pub sort: Vec<SortKey>,
 
     /// Reverse the order
     #[arg(short, long)]
@@ -327,10 +331,48 @@ fn operand() -> impl TypedValueParser<Value = LsOperand> {
     })
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+/// An order, and whether it is reversed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SortKey {
+    pub order: TensorOrder,
+    pub reversed: bool,
+    /// What the user types.
+    name: &'static str,
+}
+
+impl SortKey {
+    const ALL: [Self; 10] = [
+        Self { order: TensorOrder::Name, reversed: false, name: "name" },
+        Self { order: TensorOrder::Dtype, reversed: false, name: "dtype" },
+        Self { order: TensorOrder::Shape, reversed: false, name: "shape" },
+        Self { order: TensorOrder::Size, reversed: false, name: "size" },
+        Self { order: TensorOrder::Offset, reversed: false, name: "offset" },
+        Self { order: TensorOrder::Name, reversed: true, name: "-name" },
+        Self { order: TensorOrder::Dtype, reversed: true, name: "-dtype" },
+        Self { order: TensorOrder::Shape, reversed: true, name: "-shape" },
+        Self { order: TensorOrder::Size, reversed: true, name: "-size" },
+        Self { order: TensorOrder::Offset, reversed: true, name: "-offset" },
+    ];
+}
+
+impl ValueEnum for SortKey {
+    fn value_variants<'a>() -> &'a [Self] {
+        &Self::ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.name).hide(self.reversed))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TensorOrder {
     /// Natural order of names: numbers by value.
     Name,
+    /// Natural order of the names of dtypes.
+    Dtype,
+    /// Dimension by dimension, outermost first.
+    Shape,
     /// The largest first.
     Size,
     /// File by file, in the order of the data.

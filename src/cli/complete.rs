@@ -256,8 +256,10 @@ fn complete_value(argument: &Arg, command: &Command, kept: String, text: &str) -
     }
     let possible = argument.get_possible_values();
     if takes_value(argument) && !possible.is_empty() {
-        let words = possible.iter().map(|value| (value.get_name().to_owned(), help_text(value.get_help())));
-        return these_words(kept, words.collect());
+        let start = argument.get_value_delimiter().and_then(|mark| text.rfind(mark)).map_or(0, |at| at + 1);
+        let (used, shown) = (&text[..start], possible.iter().filter(|value| !value.is_hide_set()));
+        let words = shown.map(|value| (value.get_name().to_owned(), help_text(value.get_help())));
+        return these_words(kept + used, words.collect());
     }
     let others = match (argument.get_id().as_str(), argument.get_value_hint()) {
         (MOUNTPOINTS, _) => OtherCandidates::Mountpoints,
@@ -338,7 +340,9 @@ mod tests {
             assert!(options.iter().any(|word| word == option), "{option}: {options:?}");
         }
         assert!(!options.iter().any(|word| word == "help" || word == "version" || word == "remount="));
-        assert_eq!(words("ls --sort "), (String::new(), ["name", "size", "offset"].map(str::to_owned).to_vec()));
+        let keys = ["name", "dtype", "shape", "size", "offset"].map(str::to_owned);
+        assert_eq!(words("ls --sort "), (String::new(), keys.to_vec()));
+        assert_eq!(words("ls --sort dtype,s"), ("dtype,".to_owned(), keys.to_vec()));
     }
 
     #[test]

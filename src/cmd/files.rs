@@ -1,11 +1,12 @@
 //! `weightfs ls --files`: lists the files of a mount, without mounting.
 
+use super::sort::sort_by_keys;
 use crate::cli::{LsArgs, TensorOrder};
 use crate::opening::SourceFiles;
 use crate::terminal::output::{HEADING, StandardOutput, compact, to_stdout};
 use anyhow::bail;
 use serde_json::json;
-use std::cmp::Reverse;
+use std::cmp::Ordering;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -26,21 +27,15 @@ pub fn run_files(args: &LsArgs) -> anyhow::Result<ExitCode> {
         [path] => path.path(),
         [_, path, ..] => bail!("{}: --files lists one directory of one source", path.path().display()),
     };
+    if args.sort.iter().any(|key| matches!(key.order, TensorOrder::Dtype | TensorOrder::Shape)) {
+        bail!("--sort dtype and shape are for tensors; --files sorts by name, size or offset");
+    }
     to_stdout(|out| {
         let shown = ShownViews::default();
         let shown = args.kv_separator.iter().fold(shown, |shown, separator| shown.separated(separator));
         let files = SourceFiles::open(&args.input, shown)?;
         let mut found = list_files(&files, path, args.recursive)?;
-        match args.sort {
-            TensorOrder::Name => {
-                found.sort_by(|(a, _), (b, _)| natural::compare_paths(&a.to_string_lossy(), &b.to_string_lossy()))
-            }
-            TensorOrder::Size => found.sort_by_key(|file| Reverse(file.1.size)),
-            TensorOrder::Offset => {}
-        }
-        if args.reverse {
-            found.reverse();
-        }
+        sort_by_keys(&mut found, args, compare);
         if args.json {
             print_files_json(&files, &found, out)?
         } else {
@@ -48,6 +43,14 @@ pub fn run_files(args: &LsArgs) -> anyhow::Result<ExitCode> {
         }
         Ok(ExitCode::SUCCESS)
     })
+}
+
+fn compare(order: TensorOrder, a: &File, b: &File) -> Ordering {
+    match order {
+        TensorOrder::Name => natural::compare_paths(&a.0.to_string_lossy(), &b.0.to_string_lossy()),
+        TensorOrder::Size => b.1.size.cmp(&a.1.size),
+        TensorOrder::Dtype | TensorOrder::Shape | TensorOrder::Offset => Ordering::Equal,
+    }
 }
 
 /// The file at a path of the mount, or the files in the directory there; if `recursive`, also those in its directories.

@@ -1,6 +1,7 @@
 //! `weightfs ls`: lists tensors, one per line, or their totals.
 
 use super::files;
+use super::sort::sort_by_keys;
 use crate::cli::pattern::{WantedPatterns, unmatched};
 use crate::cli::{LsArgs, LsOperand, TensorOrder};
 use crate::opening::NamedModels;
@@ -8,6 +9,7 @@ use crate::terminal::output::{HEADING, StandardOutput, compact, push_shape, sque
 use crate::terminal::totals;
 use anyhow::Result;
 use serde_json::{Value, json};
+use std::cmp::Ordering;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
@@ -67,19 +69,19 @@ fn pick(model: &Model, wanted: &WantedPatterns, args: &LsArgs) -> Vec<TensorId> 
         });
         tensors = matching.concat();
     }
-    match args.sort {
-        TensorOrder::Name => {
-            threads::sort_by(&mut tensors, |a, b| natural::compare_paths(model.name(*a), model.name(*b)));
-        }
-        TensorOrder::Size => {
-            threads::sort_by(&mut tensors, |a, b| stored_len(model, *b).cmp(&stored_len(model, *a)));
-        }
-        TensorOrder::Offset => {}
-    }
-    if args.reverse {
-        tensors.reverse();
-    }
+    sort_by_keys(&mut tensors, args, |order, a, b| compare(model, order, *a, *b));
     tensors
+}
+
+fn compare(model: &Model, order: TensorOrder, a: TensorId, b: TensorId) -> Ordering {
+    let dtype = |id| model.tensor(id).info.dtype;
+    match order {
+        TensorOrder::Name => natural::compare_paths(model.name(a), model.name(b)),
+        TensorOrder::Dtype => natural::compare_components(dtype(a).name(), dtype(b).name()),
+        TensorOrder::Shape => model.tensor(a).info.shape.cmp(model.tensor(b).info.shape),
+        TensorOrder::Size => stored_len(model, b).cmp(&stored_len(model, a)),
+        TensorOrder::Offset => Ordering::Equal,
+    }
 }
 
 fn stored_len(model: &Model, id: TensorId) -> u64 {

@@ -19,6 +19,7 @@ pub mod mount;
 #[cfg(feature = "serve")]
 pub mod serve;
 pub mod show;
+mod sort;
 mod status;
 pub mod summary;
 pub mod umount;

@@ -85,6 +85,52 @@ fn tensors_are_sorted_and_filtered() {
 }
 
 #[test]
+fn tensors_are_sorted_by_several_keys() {
+    let room = Room::new();
+    room.model(
+        "m.safetensors",
+        &[
+            ("a.2", Dtype::F32, &[2, 3], vec![0; 24]),
+            ("a.10", Dtype::F32, &[2, 3], vec![0; 24]),
+            ("b", Dtype::BF16, &[2, 3], vec![0; 12]),
+            ("c", Dtype::F16, &[12], vec![0; 24]),
+            ("d", Dtype::F32, &[], vec![0; 4]),
+            ("e", Dtype::F8_E4M3, &[10, 2], vec![0; 20]),
+        ],
+        &[],
+    );
+    // The official writer sorts the data by width and name.
+    let by_offset = ["a.10", "a.2", "d", "b", "c", "e"];
+    assert_eq!(names(&room.ok("weightfs ls -n --sort offset m.safetensors")), by_offset);
+    let cases: [(&str, &[&str]); 13] = [
+        ("dtype", &["b", "e", "c", "a.10", "a.2", "d"]),
+        ("dtype,name", &["b", "e", "c", "a.2", "a.10", "d"]),
+        ("dtype,shape", &["b", "e", "c", "d", "a.10", "a.2"]),
+        ("dtype,shape,name", &["b", "e", "c", "d", "a.2", "a.10"]),
+        ("dtype,-shape,name", &["b", "e", "c", "a.2", "a.10", "d"]),
+        ("-dtype,shape,-offset", &["d", "a.2", "a.10", "c", "e", "b"]),
+        ("shape", &["d", "a.10", "a.2", "b", "e", "c"]),
+        ("-shape,name", &["c", "e", "a.2", "a.10", "b", "d"]),
+        ("size,name", &["a.2", "a.10", "c", "e", "b", "d"]),
+        ("-size,-name", &["d", "b", "e", "c", "a.10", "a.2"]),
+        ("-offset", &["e", "c", "b", "d", "a.2", "a.10"]),
+        ("offset,-name", &by_offset),
+        ("size,offset --reverse", &["d", "b", "e", "c", "a.2", "a.10"]),
+    ];
+    for (keys, expected) in cases {
+        assert_eq!(names(&room.ok(&format!("weightfs ls -n --sort {keys} m.safetensors"))), expected, "{keys}");
+        let list = &room.json(&format!("weightfs ls --json --sort {keys} m.safetensors"))[0]["tensors"];
+        let listed: Vec<&str> = list.as_array().unwrap().iter().map(|t| t["name"].as_str().unwrap()).collect();
+        assert_eq!(listed, expected, "{keys}");
+    }
+    room.ok("cp m.safetensors n.safetensors");
+    let out = room.ok("weightfs ls -n --sort=-dtype,name m.safetensors n.safetensors 'a.*' b");
+    assert_eq!(names(&out), ["m.safetensors:", "a.2", "a.10", "b", "", "n.safetensors:", "a.2", "a.10", "b"]);
+    let files = room.ok("weightfs ls -n --files --sort size,-name m.safetensors tensors");
+    assert_eq!(names(&files), ["tensors/c", "tensors/a.10", "tensors/a.2", "tensors/e", "tensors/b", "tensors/d"]);
+}
+
+#[test]
 fn totals_count_matching_tensors_only() {
     let room = sample();
     let out = room.ok("weightfs ls --totals m.safetensors");
@@ -259,7 +305,13 @@ fn errors_are_one_line() {
         ("weightfs ls cut.safetensors", 1, "cut.safetensors: truncated: "),
         ("weightfs ls", 2, "SOURCE"),
         ("weightfs ls m.safetensors '[a'", 2, "'[a' for '[SOURCE|PATTERN]...'"),
-        ("weightfs ls m.safetensors --sort colour", 2, "'colour' for '--sort <KEY>'"),
+        (
+            "weightfs ls m.safetensors --sort dtype,colour",
+            2,
+            "'colour' for '--sort <KEY[,KEY...]>' [possible values: name, dtype, shape, size, offset]",
+        ),
+        ("weightfs ls m.safetensors --sort ''", 2, "[possible values: name, dtype, shape, size, offset]"),
+        ("weightfs ls --files m.safetensors --sort size,dtype", 1, "--files sorts by name, size or offset"),
         ("weightfs ls m.safetensors --depth x", 2, "'x' for '--depth <N>': not a whole number from 0"),
         ("weightfs ls --bogus m.safetensors", 2, "'--bogus'"),
     ];

@@ -82,11 +82,12 @@ fn typed(scene: &Scene, shell: &str, line: &str, key: &str) -> Vec<String> {
 #[test]
 fn shells_complete_commands_files_and_values() {
     let scene = scene();
-    let table: [(&str, &[&str]); 14] = [
+    let table: [(&str, &[&str]); 15] = [
         ("weightfs umo", &["umount"]),
         ("weightfs mo", &["model.safetensors", "mount"]),
         ("weightfs mod", &["model.safetensors"]),
-        ("weightfs ls --sort s", &["size"]),
+        ("weightfs ls --sort n", &["name"]),
+        ("weightfs ls --sort dtype,s", &["dtype,shape", "dtype,size"]),
         ("weightfs help exp", &["export"]),
         ("weightfs model.safetensors d", &["dir"]),
         ("weightfs --vie", &["--views"]),
