@@ -688,6 +688,7 @@ Examples:
   weightfs export --only '*.layers.0.*' model.safetensors layer0.safetensors
   weightfs export --clean model.safetensors - | ssh host 'cat >model.safetensors'
   weightfs export --dtype bf16 model.gguf model.safetensors   dequantize
+  weightfs export --dtype f16 model.gguf half.safetensors     half floats; warns of values beyond 65504
   weightfs export --dtype bf16 DeepSeek-V3 bf16.safetensors   also FP8, MXFP4, NVFP4, GPTQ, AWQ, ...
   weightfs export model-00001-of-00003.gguf whole.gguf
 
@@ -720,8 +721,9 @@ pub struct ExportArgs {
     #[arg(long, value_name = "PATTERN", value_parser = parse_pattern)]
     pub only: Vec<glob::Pattern>,
 
-    /// Convert floating-point and quantized tensors to bf16 or f32, rounded to nearest even, and write safetensors;
-    /// integers, booleans and complex numbers stay as they are
+    /// Convert floating-point and quantized tensors to bf16, f16 or f32, rounded to nearest even, and write
+    /// safetensors; integers, booleans and complex numbers stay as they are. With f16, a warning names each tensor with
+    /// values beyond its range, which become infinite
     #[arg(long, value_name = "DTYPE", hide_possible_values = true)]
     pub dtype: Option<FloatArg>,
 
@@ -902,6 +904,8 @@ pub struct CpArgs {
 pub enum FloatArg {
     /// bfloat16.
     Bf16,
+    /// float16, the half floats of IEEE 754.
+    F16,
     /// float32.
     F32,
 }

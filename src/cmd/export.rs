@@ -16,16 +16,22 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::slice;
 use std::sync::Arc;
-use weightfs::content::Content;
+use weightfs::content::{Content, ReadRequest};
 use weightfs::format::{self, gguf};
 use weightfs::model::{self, Catalog, Model, OpenedModel};
 use weightfs::source::Location;
-use weightfs::view::{ExportTensors, FloatDtype, ModelExport, ShardTensors, ValueConversion, gguf_file};
+use weightfs::text::quote;
+use weightfs::units::{grouped, plural};
+use weightfs::view::{
+    ExportTensors, FloatDtype, ModelExport, OverflowingTensor, ShardTensors, ValueConversion, find_overflows,
+    gguf_file, overflow_bytes,
+};
 use weightfs::write::{OutputDir, OutputFile, is_stdout};
 
 /// Permissions of the files of a model without source files, before the umask is applied.
 const MODE: u32 = 0o666;
 
+const CHECKING: &str = "checking the range";
 const WRITING: &str = "writing";
 const SYNCING: &str = "syncing";
 
@@ -60,7 +66,9 @@ impl ExportJob<'_> {
         self.all_matched()?;
         if let Some(size) = self.args.shard_size {
             let dir = self.directory()?;
-            let progress = self.start(&dir, self.measure(model, &tensors, format, source)?)?;
+            let nbytes = self.measure(model, &tensors, format, source)?;
+            self.warn_infinite(model, &tensors, source)?;
+            let progress = self.start(&dir, nbytes)?;
             self.write_shards(model, &tensors, size, source, (&dir, "".as_ref()), &progress)?;
             model.verify()?;
             self.interrupted.check()?;
@@ -78,7 +86,8 @@ impl ExportJob<'_> {
         }
         self.spare_source(model, &tensors, format, &path, &output)?;
         output.check_force(self.args.force)?;
-        let content = self.content(model, tensors, format, source)?;
+        let content = self.content(model, tensors.clone(), format, source)?;
+        self.warn_infinite(model, &tensors, source)?;
         let progress = ProgressLine::new(WRITING, content.len());
         let output = self.fill(output, &content, &progress)?;
         model.verify()?;
@@ -140,10 +149,28 @@ impl ExportJob<'_> {
         }
     }
 
+    /// Warns about the tensors with finite values that the conversion makes infinite.
+    fn warn_infinite(&self, model: &Model, tensors: &ExportTensors, source: &Location) -> anyhow::Result<()> {
+        let Some(conversion) = self.conversion().filter(|conversion| conversion.to == FloatDtype::F16) else {
+            return Ok(());
+        };
+        let progress = ProgressLine::new(CHECKING, overflow_bytes(model, tensors, conversion));
+        let is_cancelled = || self.interrupted.is_set();
+        let request = ReadRequest::WAIT.cancelled_by(&is_cancelled);
+        let found = find_overflows(model, tensors, conversion, &request, |bytes| progress.add(bytes));
+        self.interrupted.check()?;
+        for OverflowingTensor { name, infinite, elements } in found? {
+            let (name, infinite, elements) = (quote(&name), grouped(infinite), plural(elements, "value"));
+            log::warn!("{source}: tensor {name}: {infinite} of {elements} beyond the range of F16 become infinite");
+        }
+        Ok(())
+    }
+
     /// The conversion of the numbers; `None` if they are not converted.
     fn conversion(&self) -> Option<ValueConversion> {
         let to = match self.args.dtype? {
             cli::FloatArg::Bf16 => FloatDtype::Bf16,
+            cli::FloatArg::F16 => FloatDtype::F16,
             cli::FloatArg::F32 => FloatDtype::F32,
         };
         Some(ValueConversion { to, dequantized: !self.args.stored })
@@ -220,8 +247,8 @@ impl ExportJob<'_> {
         Ok(progress.during(SYNCING, || dir.commit())?)
     }
 
-    /// The size of all files to write for the models of a directory. This opens every model, so that a broken one is
-    /// found before anything is written.
+    /// The size of all files to write for the models of a directory. This opens every model, so that a broken one, and
+    /// values that become infinite, are found before anything is written.
     fn measure_each(&self, catalog: &Catalog) -> anyhow::Result<u64> {
         let mut sum = 0u64;
         for (path, id) in catalog.paths() {
@@ -236,6 +263,7 @@ impl ExportJob<'_> {
                 let source = self.source.join(&path);
                 let format = self.format(&model, None, &source)?;
                 sum = sum.saturating_add(self.measure(&model, &tensors, format, &source)?);
+                self.warn_infinite(&model, &tensors, &source)?;
             }
         }
         Ok(sum)

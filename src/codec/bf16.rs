@@ -41,13 +41,13 @@ pub(super) fn round(bits: u32) -> u16 {
 }
 
 /// Rounds to odd: a value between two float32 numbers becomes the one whose last bit is set. The result is halfway
-/// between two bfloat16 numbers only if the value is, so rounding it again gives the same as rounding the value once.
-/// Returns the bits.
+/// between two bfloat16 numbers, or two half floats, only if the value is, so rounding it again gives the same as
+/// rounding the value once. Returns the bits.
 ///
 /// Source: S. Boldo and G. Melquiond, "Emulation of FMA and Correctly Rounded Sums: Proved Algorithms Using Rounding to
 /// Odd", IEEE Transactions on Computers 57 (2008).
 #[inline(always)]
-fn to_odd(value: f64) -> u32 {
+pub(super) fn to_odd(value: f64) -> u32 {
     let nearest = value as f32;
     let (bits, back) = (nearest.to_bits(), f64::from(nearest));
     let is_kept = back == value || value.is_nan() || bits & 1 == 1;

@@ -25,5 +25,6 @@ pub type F32 = [u8; 4];
 
 pub mod bf16;
 pub mod elements;
+pub mod f16;
 pub mod ggml;
 pub mod quantized;

@@ -1,6 +1,6 @@
 //! The values of tensors: as a segment of a file, and read piece by piece.
 
-use crate::codec::bf16;
+use crate::codec::{bf16, f16};
 use crate::content::{BlockDecoder, Content, DecodedData, Error, ReadRequest, SecondStep, Segment};
 use crate::format::Dtype;
 use crate::model::{Model, TensorNumbers};
@@ -13,6 +13,7 @@ const AT_ONCE: u64 = 768 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FloatDtype {
     Bf16,
+    F16,
     F32,
 }
 
@@ -20,6 +21,7 @@ impl FloatDtype {
     pub fn dtype(self) -> Dtype<'static> {
         match self {
             Self::Bf16 => Dtype::BF16,
+            Self::F16 => Dtype::F16,
             Self::F32 => Dtype::F32,
         }
     }
@@ -27,7 +29,7 @@ impl FloatDtype {
     /// Size of an element in bytes.
     pub fn size(self) -> usize {
         match self {
-            Self::Bf16 => 2,
+            Self::Bf16 | Self::F16 => 2,
             Self::F32 => 4,
         }
     }
@@ -37,11 +39,15 @@ impl FloatDtype {
         let (block, to_f32) = (from.block()?, from.to_f32()?);
         let (block_in, elements) = (block.bytes as usize, block.elements as usize);
         let block_out = elements * self.size();
-        let then = SecondStep { block: elements * size_of::<f32>(), convert: bf16::from_f32 };
-        let (decode, then) = match (self, from.to_bf16()) {
-            (Self::F32, _) => (to_f32, None),
-            (Self::Bf16, Some(to_bf16)) => (to_bf16, None),
-            (Self::Bf16, None) => (to_f32, Some(then)),
+        let then = |convert| Some(SecondStep { block: elements * size_of::<f32>(), convert });
+        let (decode, then) = match (self, from, from.to_bf16()) {
+            (Self::F32, ..) => (to_f32, None),
+            (Self::Bf16, _, Some(to_bf16)) => (to_bf16, None),
+            (Self::Bf16, _, None) => (to_f32, then(bf16::from_f32)),
+            (Self::F16, Dtype::F32, _) => (f16::from_f32 as fn(&[u8], &mut [u8]), None),
+            // Two steps would round twice.
+            (Self::F16, Dtype::F64, _) => (f16::from_f64 as fn(&[u8], &mut [u8]), None),
+            (Self::F16, ..) => (to_f32, then(f16::from_f32)),
         };
         Some(BlockDecoder { block_in, block_out, decode, then })
     }
@@ -58,14 +64,15 @@ pub struct ValueConversion {
 /// The numbers of a tensor or of a weight in a dtype, or its stored bytes if they have that dtype already. `None` if
 /// the numbers are not known.
 pub fn segment(model: &Model, numbers: &TensorNumbers, float: FloatDtype) -> Option<Segment> {
-    if let Some(weight) = numbers.weight {
-        return model.dequantized(weight, float == FloatDtype::Bf16);
-    }
-    let data = model.data(&numbers.tensor);
-    if numbers.dtype() == float.dtype() {
+    let (data, dtype) = match (numbers.weight, float) {
+        (Some(weight), FloatDtype::F16) => (model.dequantized(weight, false)?, Dtype::F32),
+        (Some(weight), _) => return model.dequantized(weight, float == FloatDtype::Bf16),
+        (None, _) => (model.data(&numbers.tensor), numbers.dtype()),
+    };
+    if dtype == float.dtype() {
         return Some(data);
     }
-    let decoder = float.decoder(numbers.dtype())?;
+    let decoder = float.decoder(dtype)?;
     Some(Segment::Decoded(DecodedData { data, decoder }.into()))
 }
 

@@ -1,4 +1,4 @@
-"""Compares an export that is converted to BF16 or F32 with its source, as the official packages read both.
+"""Compares an export that is converted to BF16, F16 or F32 with its source, as the official packages read both.
 
 usage: converted.py SOURCE FILE F32, where F32 is the directory f32/ of a mount of SOURCE. It is used for block types that
 the gguf package does not decode. Then reads parts of FILE and compares them with the whole.
@@ -17,7 +17,7 @@ sys.dont_write_bytecode = True
 from dtypes import converted, entries, width
 
 source, file, f32 = sys.argv[1:]
-to = "BF16" if "bf16" in os.path.basename(file) else "F32"
+to = os.path.basename(file).removesuffix(".safetensors").rsplit("-")[-1].upper()
 
 
 def of_safetensors():
@@ -55,9 +55,9 @@ def of_gguf():
 
 
 def same(dtype, found, expected):
-    if dtype not in ("BF16", "F32"):
+    kind = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}.get(dtype)
+    if kind is None:
         return found == expected
-    kind = ml_dtypes.bfloat16 if dtype == "BF16" else np.float32
     found, expected = np.frombuffer(found, kind), np.frombuffer(expected, kind)
     if found.size != expected.size:
         return False

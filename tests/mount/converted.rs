@@ -40,6 +40,80 @@ fn converted_exports_match_ml_dtypes_and_the_gguf_package() {
 }
 
 #[test]
+fn half_floats_are_those_of_numpy() {
+    require_fuse!();
+    let scene = gguf::scene();
+    for source in [zoo(&scene), scene.path("types.gguf"), real_model("silero_vad_16k")] {
+        let stem = source.file_stem().unwrap().to_str().unwrap();
+        let out = scene.path(format!("{stem}-f16.safetensors"));
+        let said = scene.sh(&format!("weightfs export --dtype f16 {} {}", source.display(), out.display()));
+        assert!(said.code == 0 && said.err.lines().all(|line| line.ends_with(" become infinite")), "{said:?}");
+        let mount = scene.mount(&source, &[]);
+        let compared = compare(&source, &out, &mount);
+        assert!(compared.ends_with(" F16") && !compared.starts_with("0 "), "{compared}");
+    }
+}
+
+#[test]
+fn values_beyond_half_floats_are_warned_about_before_anything_is_written() {
+    let scene = Scene::new();
+    let f32s = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let wide: Vec<u8> = [65519.99999999999f64, 65520.0, -1e300].iter().flat_map(|value| value.to_le_bytes()).collect();
+    // The middle between the largest half float and the next power of two rounds to infinity.
+    let plain = [1.0, 65504.0, 65519.996, 65520.0, -70000.0, f32::INFINITY, f32::NAN, 2e-8, 3e-8, 6.1e-5];
+    scene.model(
+        "m.safetensors",
+        &[
+            ("f32", Dtype::F32, &[10], f32s(&plain)),
+            ("f64", Dtype::F64, &[3], wide),
+            ("fits", Dtype::F32, &[2], f32s(&[-65504.0, 0.0])),
+            ("ids", Dtype::I64, &[1], 1_000_000i64.to_le_bytes().to_vec()),
+            ("mask", Dtype::BF16, &[2], vec![0x80, 0xff, 0x7f, 0xff]),
+        ],
+        &[("title", "x")],
+    );
+    let warnings = |source: &str| {
+        ["f32\": 2 of 10 values", "f64\": 2 of 3 values", "mask\": 1 of 2 values"]
+            .map(|text| format!("weightfs: {source}: tensor \"{text} beyond the range of F16 become infinite\n"))
+            .concat()
+    };
+    let sorted = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(|line| format!("{line}\n")).collect();
+        lines.sort();
+        lines.concat()
+    };
+    let said = scene.sh("weightfs export --dtype f16 m.safetensors out.safetensors");
+    assert_eq!((said.code, sorted(&said.err)), (0, warnings("m.safetensors")), "{said:?}");
+    let bytes = fs::read(scene.path("out.safetensors")).unwrap();
+    let read = SafeTensors::deserialize(&bytes).unwrap();
+    let halves = |name: &str| {
+        let tensor = read.tensor(name).unwrap();
+        assert_eq!(tensor.dtype(), Dtype::F16, "{name}");
+        tensor.data().as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect::<Vec<_>>()
+    };
+    let expected = [0x3c00, 0x7bff, 0x7bff, 0x7c00, 0xfc00, 0x7c00, 0x7e00, 0, 1, 0x3ff];
+    assert_eq!(halves("f32"), expected);
+    assert_eq!((halves("f64"), halves("fits")), (vec![0x7bff, 0x7c00, 0xfc00], vec![0xfbff, 0]));
+    assert_eq!((halves("mask"), read.tensor("ids").unwrap().dtype()), (vec![0xfc00, 0xfc00], Dtype::I64));
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+    assert_eq!(header.metadata().as_ref().unwrap()["title"], "x");
+    // Tensors that are not exported are not read, and those of each model of a directory are.
+    let said = scene.sh("weightfs export --dtype f16 --only fits m.safetensors fits.safetensors");
+    assert_eq!((said.code, &said.err[..]), (0, ""));
+    scene.ok("mkdir all && cp m.safetensors all/a.safetensors && cp fits.safetensors all/b.safetensors");
+    for options in ["", "--shard-size 30B"] {
+        let said = scene.sh(&format!("rm -rf made; weightfs export --dtype f16 {options} all made"));
+        assert_eq!((said.code, sorted(&said.err)), (0, warnings("all/a")), "{options}");
+    }
+    let said = scene.sh("weightfs export --dtype f16 --shard-size 30B m.safetensors parts");
+    assert_eq!((said.code, sorted(&said.err)), (0, warnings("m.safetensors")));
+    assert!(scene.ok("weightfs diff --data out.safetensors parts").contains("0 different"));
+    // Other conversions have the range of float32.
+    let said = scene.sh("weightfs export --dtype bf16 m.safetensors bf16.safetensors");
+    assert_eq!((said.code, &said.err[..]), (0, ""));
+}
+
+#[test]
 fn tensors_that_have_the_dtype_are_not_copied_or_reordered() {
     require_fuse!();
     let scene = Scene::new();

@@ -31,7 +31,7 @@ KEPT = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "C64"}
 
 
 def converted(dtype, shape, raw, to):
-    """Dtype and bytes of a tensor in an export that is converted to BF16 or F32."""
+    """Dtype and bytes of a tensor in an export that is converted to BF16, F16 or F32."""
     if dtype in KEPT or dtype == to:
         return dtype, raw
     found = values(dtype, shape, raw)
@@ -39,6 +39,8 @@ def converted(dtype, shape, raw, to):
         floats = found.astype("<f4")
         if to == "F32":
             return to, floats.tobytes()
+        if to == "F16":
+            return to, (found if dtype == "F64" else floats).astype("<f2").tobytes()
         # ml_dtypes rounds float64 twice: first to float32. An inexact result with an odd last bit is never a tie.
         if dtype == "F64":
             back, bits = floats.astype("<f8"), floats.view("<u4").copy()

@@ -237,6 +237,19 @@ fn command_writes_the_same_exports() {
     let expected = &case.expected.tensors[0];
     assert_eq!(read.names(), [&expected.name]);
     assert_eq!(f32s(read.tensor(&expected.name).unwrap().data()), floats(expected));
+    // Half floats are rounded from the same values.
+    let halves = ["--only '*.weight'", "--shard-size 1MB"].map(|options| {
+        scene.ok(&format!("rm -rf half.safetensors; weightfs export --dtype f16 {options} gptq half.safetensors"));
+        let file =
+            if options.starts_with("--only") { "half.safetensors" } else { "half.safetensors/model.safetensors" };
+        let written = fs::read(scene.path(file)).unwrap();
+        let read = SafeTensors::deserialize(&written).unwrap();
+        let tensor = read.tensor(&expected.name).unwrap();
+        assert_eq!(tensor.dtype(), Dtype::F16);
+        tensor.data().as_chunks().0.iter().map(|bytes| half::f16::from_le_bytes(*bytes)).collect::<Vec<_>>()
+    });
+    let rounded: Vec<half::f16> = floats(expected).into_iter().map(half::f16::from_f32).collect();
+    assert_eq!(halves, [rounded.clone(), rounded]);
     // Shards have logical names too.
     scene.ok("weightfs export --force --dtype bf16 --shard-size 1MB gptq parts && rm -r parts");
     let said = scene.sh("weightfs export --force --stored gptq out.safetensors");
