@@ -5,6 +5,7 @@ The classes `ServedWeightsTest` and `FallbackTest` also run without /dev/fuse.""
 import gc
 import json
 import logging
+import operator
 import os
 import pickle
 import shutil
@@ -324,6 +325,7 @@ class WeightsTest(Case):
     def test_indices_select_what_they_select_in_numpy(self) -> None:
         rows = np.arange(4 * 3 * 5, dtype=np.int16).reshape(4, 3, 5)
         model: dict[str, Any] = {"a": rows, "scalar": np.array(7, np.float64), "none": rows[:0]}
+        model["count"], model["where"] = np.array(2, np.int8), np.array([True, True, False, False]).reshape(4, 1, 1)
         safetensors.numpy.save_file(model, "indices.safetensors")
         keys: list[Any] = [
             0, -1, 9, np.int8(2), (1, 2), (1, 2, 3), (1, 2, 3, 0), (0, -4), (), None, (None, 2), (0, None, 1), ...,
@@ -331,7 +333,9 @@ class WeightsTest(Case):
             (..., 0), (1, ..., slice(2)), (..., ...), (1, 2, 3, ...), True, 1.5, "a", ["a"],
             [0, 2], [3, -1, 0], [4], [-5], [], np.array(2), np.array([3, 1], np.uint64), (1, [0, 2]), (None, [0, 1]),
             (0, slice(None), [1, 0]), (slice(1, 3), [0, 2]), (slice(None, None, 2), 1, [0, 4]), (..., [0, 1]),
-            ([0, 1], [1, 2]), ([[0, 1], [2, 3]], 1),
+            ([0, 1], [1, 2]), ([[0, 1], [2, 3]], 1), np.array([3, -1], np.int8), False, np.True_, np.array(False),
+            (False, 0), (False, 9), (True, [0, 1]), (False, [0, 1]), (True, 0), ([], 2), ([], 9), ([], [0, 1]), [[]],
+            np.array([]), np.array([], np.uint8), np.zeros(4, bool), np.zeros((0, 3), bool), (0, True), (..., False),
             np.array([True, False, True, False]), np.array([True]), rows > 20, (rows > 20)[..., 0],
         ]
         with self.open("indices.safetensors") as weights:
@@ -365,6 +369,22 @@ class WeightsTest(Case):
             np.testing.assert_array_equal(np.array(array, np.float64), rows.astype(np.float64), strict=True)
             self.assertTrue(np.array(array).flags.writeable)
             np.testing.assert_array_equal(pickle.loads(pickle.dumps(array)), rows, strict=True)
+            self.assertEqual((complex(scalar), f"{scalar:.1f}", f"{scalar}"), (7, "7.0", "7.0"))
+            count: Any = weights["count"]
+            self.assertEqual((operator.index(count), "abc"[count]), (2, "c"))
+            conversions: list[Callable[[Any], Any]] = [operator.index, round, complex, lambda one: format(one, ".1f")]
+            for convert in conversions:
+                with self.assertRaises(TypeError):
+                    convert(array)
+            for convert in conversions[:2]:
+                with self.assertRaises(TypeError):
+                    convert(scalar)
+            where: Any = weights["where"]
+            self.assertEqual(np.sum(array, where=where), rows[:2].sum())
+            self.assertEqual(np.sum(rows, where=where, initial=count), rows[:2].sum() + 2)
+            np.testing.assert_array_equal(
+                np.add(array, 1, where=where, out=np.zeros_like(rows)), np.add(rows, 1, where=where, out=np.zeros_like(rows))
+            )
             with self.assertRaises(ValueError):
                 bool(array)
             with self.assertRaises(AttributeError):
@@ -480,12 +500,15 @@ class ServedWeightsTest(WeightsTest):
             keys: list[tuple[Any, int]] = [
                 (5, 400), ((5, 7), 4), (slice(2, 5), 1200), ((5, slice(10, 20)), 40), (slice(7, 5, -1), 800),
                 (slice(0, 0), 0), (slice(None, None, 500), 501 * 400), ((..., 0), 999 * 400 + 4),
-                ([3, 5], 1200), ((slice(3, 5), [0, 1]), 800),
+                ([3, 5], 1200), ((slice(3, 5), [0, 1]), 800), (np.array([5, 7], np.uint8), 1200),
+                (np.array([-1, -2], np.int8), 800), ([], 0), (([], 5), 0), (np.array([], np.uint8), 0),
+                (np.zeros(1000, bool), 0), (False, 0), (True, 400000),
             ]
             for key, size in keys:
                 with mock.patch.object(weightfs._server.Server, "read_into", autospec=True) as read:
                     array[key]
                 self.assertEqual(sum(len(call.args[3]) for call in read.call_args_list), size, key)
+            np.testing.assert_array_equal(array[np.array([5, -7], np.int8)], rows[[5, -7]], strict=True)
             # A small part of a large range does not keep the range in memory.
             self.assertEqual(array[:, 0].strides, (4,))
 

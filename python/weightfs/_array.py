@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import operator
 from typing import Any, Iterator, NoReturn, Optional, Tuple
 
 import numpy
@@ -23,6 +24,8 @@ class ServedArray(NDArrayOperatorsMixin):
     `a[2:5]` reads three rows, and `a[:, 0]` reads nearly everything. With arrays as indices, the range consists of
     whole rows. `numpy.asarray(a)`, arithmetic, and the attributes and methods of a NumPy array (`a.sum()`, `a.T`) read
     the whole array each time.
+
+    It is not a `numpy.ndarray`: pass `numpy.asarray(a)` to functions that require one, such as `torch.from_numpy`.
 
     Raises `weightfs.Error` if the bytes cannot be read.
     """
@@ -101,10 +104,15 @@ class ServedArray(NDArrayOperatorsMixin):
         rows = None if first is None or first is Ellipsis or not self.shape else numpy.asarray(first)
         if rows is not None and rows.dtype == bool and rows.shape == self.shape[:1]:
             (rows,) = rows.nonzero()
-        if rows is None or rows.dtype.kind not in "iu" or rows.size == 0:
+        if rows is not None and (rows.size == 0 or rows.dtype == bool and not rows.any() and rows.ndim == 0):
+            # No element is selected, so any elements give the shape, or the errors of NumPy.
+            return numpy.broadcast_to(numpy.zeros((), self.dtype), self.shape)[keys]
+        if rows is None or rows.dtype.kind not in "iu":
             return self._read((...,))[keys]
         # Raises IndexError for a row that does not exist.
         numpy.broadcast_to(numpy.int8(0), self.shape[:1])[rows]
+        # The type of the indices may be too small for the number of rows.
+        rows = rows.astype(numpy.intp)
         rows = numpy.where(rows < 0, rows + self.shape[0], rows)
         low = int(rows.min())
         return self._read((slice(low, int(rows.max()) + 1), ...))[(rows - low,) + others]
@@ -122,8 +130,8 @@ class ServedArray(NDArrayOperatorsMixin):
             _refuse_to_write()
         if out:
             options["out"] = out
-        read = [one[...] if isinstance(one, ServedArray) else one for one in inputs]
-        return getattr(ufunc, method)(*read, **options)
+        read = [_in_memory(one) for one in inputs]
+        return getattr(ufunc, method)(*read, **{name: _in_memory(option) for name, option in options.items()})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(numpy.ndarray, name):
@@ -153,6 +161,15 @@ class ServedArray(NDArrayOperatorsMixin):
     def __float__(self) -> float:
         return float(self[...])
 
+    def __complex__(self) -> complex:
+        return complex(self[...])
+
+    def __index__(self) -> int:
+        return operator.index(self[...])
+
+    def __format__(self, form: str) -> str:
+        return super().__format__(form) if self.shape else format(self[()], form)
+
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         _refuse_to_write()
 
@@ -178,6 +195,10 @@ def open_npy(server: Server, path: str) -> ServedArray:
 
 def _is_integer(key: Any) -> bool:
     return isinstance(key, (int, numpy.integer)) and not isinstance(key, bool)
+
+
+def _in_memory(value: Any) -> Any:
+    return value[...] if isinstance(value, ServedArray) else value
 
 
 def _frozen(array: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:

@@ -192,7 +192,8 @@ def open(
     >>> weights.info("layers.0.weight").shape, weights.metadata
     ((4, 3), {})
 
-    `numpy.asarray(array)` is a NumPy array in both cases. An array stays readable as long as it exists, also after
+    Such an array is not a `numpy.ndarray`. `numpy.asarray(array)` is one in both cases: pass it to functions that
+    require one, such as `torch.from_numpy`. An array stays readable as long as it exists, also after
     `close` and if the weights are deleted, so this works:
 
     >>> float(weightfs.open("model.safetensors")["layers.0.bias"].sum())
