@@ -8,8 +8,10 @@ import logging
 import operator
 import os
 import pickle
+import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -531,6 +533,96 @@ class ServedWeightsTest(WeightsTest):
             with self.assertRaisesRegex(weightfs.Error, "the server has ended: exit status -9"):
                 array[0]
         weights.close()
+
+    def test_more_threads_than_connections_read(self) -> None:
+        numbers = np.ones(1 << 20, np.float32)
+        safetensors.numpy.save_file({"w": numbers}, "large.safetensors")
+        # The limit of this package is less than the limit of the server, which holds for all processes together.
+        for limit in (weightfs._server._CONNECTIONS, 400):
+            wrong: list[object] = []
+            made: list[None] = []
+            connect = weightfs._server._Connection.connect
+
+            def count(connection: Any) -> None:
+                made.append(None)
+                connect(connection)
+
+            with (
+                self.subTest(limit=limit),
+                mock.patch.object(weightfs._server, "_CONNECTIONS", limit),
+                mock.patch.object(weightfs._server._Connection, "connect", count),
+                self.open("large.safetensors") as weights,
+            ):
+                array = weights["w"]
+                together = threading.Barrier(300)
+
+                def use() -> None:
+                    together.wait()
+                    try:
+                        for begin in (0, 1 << 18, 1 << 19):
+                            if array[begin:][: 1 << 17].sum() != 1 << 17 or array[: 1 << 10].sum() != 1 << 10:
+                                wrong.append("sum")
+                    except Exception as error:
+                        wrong.append(error)
+
+                threads = [threading.Thread(target=use) for _ in range(300)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                self.assertEqual(wrong, [])
+                if limit < 256:
+                    self.assertLessEqual(len(made), limit)
+                del array
+
+    def test_server_goes_on_without_free_descriptors(self) -> None:
+        with self.open("model.safetensors") as weights:
+            array: Any = weights["layers.0.bias"]
+            own, (server,) = array._server, daemons()
+            own._own_connections().close_idle()
+            limits = resource.prlimit(int(server), resource.RLIMIT_NOFILE)
+            resource.prlimit(int(server), resource.RLIMIT_NOFILE, (4, limits[1]))
+            wrong = []
+            thread = threading.Thread(target=lambda: wrong.append(array[3] != 3))
+            thread.start()
+            wait_until(lambda: b"a connection cannot be accepted" in own._said(0))
+            resource.prlimit(int(server), resource.RLIMIT_NOFILE, limits)
+            thread.join()
+            # A message without a connection.
+            own._shared.send(b".")
+            own._own_connections().close_idle()
+            self.assertEqual((wrong, array[2], len(daemons())), ([False], 2, 1))
+
+    def test_connection_that_is_closed_without_an_answer_is_made_again(self) -> None:
+        with self.open("model.safetensors") as weights:
+            array: Any = weights["layers.0.bias"]
+            array._server._own_connections().close_idle()
+            connect = weightfs._server._Connection.connect
+            made: list[Any] = []
+
+            def fail_at_first(connection: Any) -> None:
+                connect(connection)
+                made.append(connection)
+                if len(made) < 3:
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+
+            with mock.patch.object(weightfs._server._Connection, "connect", fail_at_first):
+                self.assertEqual(array[3], 3)
+            self.assertEqual(len(made), 3)
+
+    def test_default_timeout_of_sockets_is_not_used(self) -> None:
+        socket.setdefaulttimeout(1e-6)
+        try:
+            with self.open("model.safetensors") as weights:
+                self.assertEqual(weights["layers.0.bias"].sum(), 6)
+        finally:
+            socket.setdefaulttimeout(None)
+
+    def test_socket_of_clients_must_be_one(self) -> None:
+        command = [weightfs.program(), "serve", "--clients=0", "model.safetensors"]
+        said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        self.assertEqual((said.returncode, said.stdout), (1, ""))
+        self.assertRegex(said.stderr, "^weightfs: --clients")
 
     def test_server_ends_with_its_user(self) -> None:
         for end in (signal.SIGKILL, signal.SIGTERM, None):

@@ -11,9 +11,12 @@ import errno
 import http.client
 import json
 import os
+import select
 import socket
 import subprocess
 import tempfile
+import threading
+import time
 import weakref
 from typing import IO, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, TypeVar
 from urllib.parse import quote
@@ -32,7 +35,14 @@ _REASONS = {410: "the source has changed", 503: "there is too little memory"}
 """Reasons for responses that the server does not explain in its messages."""
 
 _END = 15
-"""Time limit for the end of the server, in seconds. It lets running transfers end for 10 seconds."""
+"""Time limit for the end of the server, and for tries to connect, in seconds. At its end, the server lets running
+transfers end for 10 seconds."""
+
+_RETRY = 0.1
+"""Time between two tries to connect, in seconds."""
+
+_CONNECTIONS = 64
+"""Maximum number of connections of a process. The server has at most 256, and forked processes share it."""
 
 
 class Server:
@@ -46,7 +56,7 @@ class Server:
     """
 
     def __init__(self, source: Source, *, options: Sequence[str] = ()) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = _socket_pair(socket.SOCK_SEQPACKET)
         self._shared = ours
         self._log = _unnamed_file()
         try:
@@ -66,10 +76,10 @@ class Server:
         finally:
             theirs.close()
         self._is_open = False
-        # Connections that wait for the next request, and the process that has made them.
-        self._idle: List[_Connection] = []
-        self._user = os.getpid()
-        self._end = weakref.finalize(self, _stop, self._process, ours, self._log, self._idle, os.getpid())
+        # The connections of each process. It forgets those of others when it uses its own.
+        self._connections: Dict[int, _Connections] = {}
+        self._maker = os.getpid()
+        self._end = weakref.finalize(self, _stop, self._process, ours, self._log, self._connections, self._maker)
         try:
             # The response arrives when the model is open.
             self.entries("")
@@ -119,35 +129,43 @@ class Server:
         headers: Dict[str, str],
         receive: Callable[[http.client.HTTPResponse], _Received],
     ) -> _Received:
-        """Sends a request, again if the server has closed the connection meanwhile, and receives the response."""
+        """Sends a request, again if the server has closed the connection without an answer, and receives the response.
+        Waits until a connection is free."""
         if not self._end.alive:
             raise ValueError("the server is closed")
         # All messages until the model is open belong to its error.
         begin = os.fstat(self._log.fileno()).st_size if self._is_open else 0
         url = f"/{quote(os.fsencode(path))}{query}"
-        while True:
-            connection, is_new = self._connection()
-            try:
-                connection.request("GET", url, headers=headers)
-                response = connection.getresponse()
-                if response.status in _RECEIVED:
-                    received = receive(response)
+        connections = self._own_connections()
+        with connections.free:
+            deadline: Optional[float] = None
+            while True:
+                try:
+                    connection, is_new = connections.idle.pop(), False
+                except IndexError:
+                    connection, is_new = _Connection(self._shared), True
+                try:
+                    connection.request("GET", url, headers=headers)
+                    response = connection.getresponse()
+                    if response.status in _RECEIVED:
+                        received = receive(response)
+                    else:
+                        response.read()
+                except ConnectionError:
+                    connection.close()
+                    if is_new:
+                        deadline = deadline or time.monotonic() + _END
+                        self._fail_without_answer(path, begin, deadline)
+                except http.client.HTTPException:
+                    # The server has found an error in the middle of the file.
+                    connection.close()
+                    self._fail(path, begin, 0)
+                except BaseException:
+                    connection.close()
+                    raise
                 else:
-                    response.read()
-            except ConnectionError:
-                connection.close()
-                if is_new:
-                    self._fail_at_end(begin)
-            except http.client.HTTPException:
-                # The server has found an error in the middle of the file.
-                connection.close()
-                self._fail(path, begin, 0)
-            except BaseException:
-                connection.close()
-                raise
-            else:
-                self._idle.append(connection)
-                break
+                    connections.idle.append(connection)
+                    break
         if response.status in _ERRNOS:
             number = _ERRNOS[response.status]
             raise OSError(number, os.strerror(number), path.rstrip("/"))
@@ -155,16 +173,18 @@ class Server:
             self._fail(path, begin, response.status)
         return received
 
-    def _connection(self) -> Tuple[_Connection, bool]:
-        """An unused connection, and whether it is new."""
-        if self._user != os.getpid():
-            # A forked process does not share the connections of its parent.
-            _close_all(self._idle)
-            self._user = os.getpid()
-        try:
-            return self._idle.pop(), False
-        except IndexError:
-            return _Connection(self._shared), True
+    def _own_connections(self) -> _Connections:
+        """The connections of this process. A forked process does not share those of its parent."""
+        own = os.getpid()
+        connections = self._connections.get(own)
+        if connections is None:
+            # Other threads may do the same at the same time.
+            connections = self._connections.setdefault(own, _Connections())
+            for user in list(self._connections):
+                others = self._connections.pop(user, None) if user != own else None
+                if others is not None:
+                    others.close_idle()
+        return connections
 
     def _said(self, begin: int) -> bytes:
         """What the server has logged from a position on."""
@@ -173,17 +193,51 @@ class Server:
 
     def _fail(self, path: str, begin: int, status: int) -> NoReturn:
         """Raises the error that the server has logged for a file since `begin`."""
-        lines = [line for line in messages(self._said(begin)) if line.startswith(f"{path}: ")]
-        raise Error(lines[-1] if lines else f"{path}: {_REASONS.get(status, 'cannot be read')}", 1)
+        lines = self._said_of(path, begin)
+        raise Error(lines[-1] if lines else f"{path}: {_REASONS.get(status, 'cannot be read')}", 1) from None
 
-    def _fail_at_end(self, begin: int) -> NoReturn:
-        """Raises an error with what a server that has ended has logged since `begin`."""
-        try:
-            status = self._process.wait(_END)
-        except subprocess.TimeoutExpired:
-            raise Error("the server does not answer", 1) from None
-        said = "\n".join(messages(self._said(begin)))
-        raise Error(said or f"the server has ended: exit status {status}", status) from None
+    def _said_of(self, path: str, begin: int) -> List[str]:
+        """What the server has logged for a file since `begin`."""
+        return [line for line in messages(self._said(begin)) if line.startswith(f"{path}: ")]
+
+    def _fail_without_answer(self, path: str, begin: int, deadline: float) -> None:
+        """Raises an error if the server has ended, or has logged one for the file since `begin`. Otherwise waits for
+        the next try, or raises an error after the deadline."""
+        if self._has_ended():
+            # Only its parent can wait for the process.
+            try:
+                status = self._process.wait(_END) if os.getpid() == self._maker else None
+            except subprocess.TimeoutExpired:
+                raise Error("the server does not answer", 1) from None
+            said = "\n".join(messages(self._said(begin)))
+            reason = "" if status is None else f": exit status {status}"
+            raise Error(said or f"the server has ended{reason}", 1 if status is None else status) from None
+        if self._said_of(path, begin):
+            self._fail(path, begin, 0)
+        if time.monotonic() > deadline:
+            said = "\n".join(messages(self._said(begin)))
+            raise Error(said or "the server does not answer", 1) from None
+        time.sleep(_RETRY)
+
+    def _has_ended(self) -> bool:
+        """Whether the server has closed the shared socket."""
+        poll = select.poll()
+        poll.register(self._shared, 0)
+        return len(poll.poll(0)) > 0
+
+
+class _Connections:
+    """The connections of one process."""
+
+    def __init__(self) -> None:
+        self.free = threading.Semaphore(_CONNECTIONS)
+        """Counts the connections that can be used now or made."""
+        self.idle: List[_Connection] = []
+        """Connections that wait for the next request."""
+
+    def close_idle(self) -> None:
+        while self.idle:
+            self.idle.pop().close()
 
 
 class _Connection(http.client.HTTPConnection):
@@ -194,9 +248,17 @@ class _Connection(http.client.HTTPConnection):
         self._shared = shared
 
     def connect(self) -> None:
-        self.sock, other = socket.socketpair()
+        self.sock, other = _socket_pair(socket.SOCK_STREAM)
         with other:
             socket.send_fds(self._shared, [b"."], [other.fileno()])
+
+
+def _socket_pair(kind: socket.SocketKind) -> Tuple[socket.socket, socket.socket]:
+    """Two connected sockets without time limits: `socket.setdefaulttimeout` is for other sockets."""
+    pair = socket.socketpair(socket.AF_UNIX, kind)
+    for one in pair:
+        one.settimeout(None)
+    return pair
 
 
 def _unnamed_file() -> IO[bytes]:
@@ -211,16 +273,16 @@ def _body(response: http.client.HTTPResponse) -> bytes:
     return b"" if response.status == 416 else body
 
 
-def _close_all(connections: List[_Connection]) -> None:
-    while connections:
-        connections.pop().close()
-
-
 def _stop(
-    process: subprocess.Popen[bytes], shared: socket.socket, log: IO[bytes], idle: List[_Connection], maker: int
+    process: subprocess.Popen[bytes],
+    shared: socket.socket,
+    log: IO[bytes],
+    connections: Dict[int, _Connections],
+    maker: int,
 ) -> None:
     """Ends the server, or in a forked process, only closes its descriptors."""
-    _close_all(idle)
+    for one in list(connections.values()):
+        one.close_idle()
     shared.close()
     if os.getpid() == maker:
         process.terminate()

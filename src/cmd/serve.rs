@@ -52,7 +52,7 @@ pub fn run_serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let sandbox = (!serving.no_sandbox).then(|| Sandbox::new(SandboxTask::Http, &reads, None));
     let superblock = locator.show_traffic(superblock);
     let (clients, peers, url) = match passed {
-        Some(passed) => (passed_clients(passed), None, None),
+        Some(passed) => (passed_clients(passed).context("--clients")?, None, None),
         None => {
             let peers = peer_tables(token.is_some())?;
             let listener = listen(args)?;
@@ -94,9 +94,14 @@ fn peer_tables(has_token: bool) -> anyhow::Result<Option<PeerTables>> {
 }
 
 /// The clients whose sockets arrive on a socket. Whoever can send them may read everything.
-fn passed_clients(socket: OwnedFd) -> ServedClients {
+fn passed_clients(socket: OwnedFd) -> anyhow::Result<ServedClients> {
+    // The caller may wait for it in another way.
+    descriptors::make_blocking(&socket)?;
     let socket = UnixStream::from(socket);
-    ServedClients::Passed(Box::new(move || descriptors::receive_descriptor(&socket).map(UnixStream::from)))
+    // Fails for what never gives a connection.
+    socket.peer_addr()?;
+    let next = move || Ok(descriptors::receive_descriptor(&socket)?.map(UnixStream::from));
+    Ok(ServedClients::Passed(Box::new(next)))
 }
 
 /// The token of other clients, if they are admitted, and whether it was made here.

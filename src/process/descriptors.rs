@@ -119,24 +119,32 @@ pub fn receive_packet(socket: &mut UnixStream, packet: &mut [u8]) -> io::Result<
     }
 }
 
-/// Receives a descriptor over `socket`; `None` if the other end was closed without sending one.
-pub fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
+/// Receives a descriptor over `socket`; `None` if the other end was closed. A message without a descriptor, or whose
+/// descriptor this process cannot have, is an error, after which there may be more messages.
+pub fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut byte = [0];
     let mut data = [IoSliceMut::new(&mut byte)];
     let mut space = nix::cmsg_space!(RawFd);
     let message = loop {
         match recvmsg::<()>(socket.as_raw_fd(), &mut data, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC) {
             Err(Errno::EINTR) => {}
-            received => break received.ok()?,
+            received => break received?,
         }
     };
-    let descriptor = message.cmsgs().ok()?.find_map(|message| match message {
-        ControlMessageOwned::ScmRights(descriptors) => descriptors.first().copied(),
-        _ => None,
+    // The message is truncated if there are too few descriptors in this process.
+    let messages = message.cmsgs().map_err(|_| io::Error::other("its descriptor cannot be received"))?;
+    let descriptors = messages.flat_map(|message| match message {
+        ControlMessageOwned::ScmRights(descriptors) => descriptors,
+        _ => Vec::new(),
     });
-    // SAFETY: recvmsg(2) has just created this descriptor in this process, and nothing else owns it.
+    // SAFETY: recvmsg(2) has just created these descriptors in this process, and nothing else owns them.
     #[allow(unsafe_code)]
-    descriptor.map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) })
+    let descriptors = descriptors.map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) });
+    // All are taken over, so that those that nobody needs are closed.
+    match descriptors.collect::<Vec<_>>().into_iter().next() {
+        None if message.bytes > 0 => Err(io::Error::new(ErrorKind::InvalidData, "a message without a descriptor")),
+        descriptor => Ok(descriptor),
+    }
 }
 
 /// Sends each write as a packet. What cannot be sent is lost, as with syslog(3).
@@ -163,4 +171,37 @@ const FUSE: u64 = makedev(10, 229);
 pub fn make_blocking(descriptor: &OwnedFd) -> nix::Result<()> {
     let flags = OFlag::from_bits_retain(fcntl(descriptor, FcntlArg::F_GETFL)?);
     fcntl(descriptor, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK)).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::socket::{ControlMessage, sendmsg};
+    use std::io::IoSlice;
+
+    fn send(socket: &UnixStream, descriptors: &[RawFd]) {
+        let messages: &[_] = if descriptors.is_empty() { &[] } else { &[ControlMessage::ScmRights(descriptors)] };
+        sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(b".")], messages, MsgFlags::empty(), None).unwrap();
+    }
+
+    #[test]
+    fn only_the_end_of_a_socket_is_its_end() {
+        let (ours, theirs) = packet_pair().unwrap();
+        let file = File::open("/dev/null").unwrap();
+        send(&theirs, &[]);
+        // More than fit, as if this process had too few descriptors.
+        send(&theirs, &[file.as_raw_fd(); 9]);
+        send(&theirs, &[file.as_raw_fd()]);
+        drop(theirs);
+        let error = receive_descriptor(&ours).unwrap_err();
+        assert_eq!(error.to_string(), "a message without a descriptor");
+        let error = receive_descriptor(&ours).unwrap_err();
+        assert_eq!(error.to_string(), "its descriptor cannot be received");
+        let received = File::from(receive_descriptor(&ours).unwrap().unwrap());
+        assert_eq!(received.metadata().unwrap().rdev(), file.metadata().unwrap().rdev());
+        assert!(receive_descriptor(&ours).unwrap().is_none());
+        let (ours, _theirs) = packet_pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        assert_eq!(receive_descriptor(&ours).unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
 }

@@ -96,7 +96,7 @@ fn mount_by_helper(request: &MountRequest) -> anyhow::Result<OwnedFd> {
         .map_err(no_helper)?;
     let device = descriptors::receive_descriptor(&ours);
     let output = child.wait_with_output().context(FUSERMOUNT)?;
-    device.ok_or_else(|| {
+    device.ok().flatten().ok_or_else(|| {
         let stderr = String::from_utf8_lossy(&output.stderr);
         let reason = stderr.trim().trim_start_matches(FUSERMOUNT).trim_start_matches(": ");
         let hint = FUSERMOUNT_HINTS.iter().find(|(part, _)| reason.contains(part)).map_or("", |(_, hint)| hint);

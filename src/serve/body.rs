@@ -1,6 +1,5 @@
 //! Bodies of responses: text, or a part of a file that is read while it is sent.
 
-use super::connections::BusyGuard;
 use super::work::{SiteOperation, SiteWork};
 use crate::content::{Content, ReadRequest};
 use crate::fs::{self, Superblock};
@@ -21,15 +20,13 @@ pub(super) fn text_body(text: impl Into<Bytes>) -> ResponseBody {
     Full::new(text.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// The body with the bytes of `range`, which lies inside `content`. Touches `busy` for each piece that the client
-/// takes. Fails if the first piece cannot be read, so that the response says so; later errors go to the log, with
-/// `name`.
+/// The body with the bytes of `range`, which lies inside `content`. Fails if the first piece cannot be read, so that the
+/// response says so; later errors go to the log, with `name`.
 pub(super) async fn file_body(
     work: Arc<SiteWork>,
     content: Content,
     range: Range<u64>,
     name: String,
-    busy: BusyGuard,
 ) -> Result<ResponseBody, fs::Error> {
     let (end, reading) = (range.end, work.clone());
     let pieces = stream::iter(range.step_by(PIECE as usize)).map(move |start| {
@@ -37,18 +34,15 @@ pub(super) async fn file_body(
     });
     let mut pieces = Box::pin(pieces.buffered(2));
     let first = pieces.next().await.transpose()?;
-    let frames = stream::iter(first.map(Ok)).chain(pieces).map(move |piece| {
-        busy.touch();
-        match piece {
-            Ok(bytes) => {
-                work.superblock().count_served(bytes.len());
-                Ok(Frame::data(bytes.into()))
-            }
-            Err(error) => {
-                log::warn!("{name}: {error}");
-                // The connection is closed, so that the client sees that bytes are missing.
-                Err(io::Error::other(error))
-            }
+    let frames = stream::iter(first.map(Ok)).chain(pieces).map(move |piece| match piece {
+        Ok(bytes) => {
+            work.superblock().count_served(bytes.len());
+            Ok(Frame::data(bytes.into()))
+        }
+        Err(error) => {
+            log::warn!("{name}: {error}");
+            // The connection is closed, so that the client sees that bytes are missing.
+            Err(io::Error::other(error))
         }
     });
     Ok(StreamBody::new(frames).boxed_unsync())

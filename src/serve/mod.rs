@@ -16,12 +16,13 @@ pub use access::ServerAccess;
 pub use peer::PeerTables;
 
 use crate::fs::Superblock;
-use connections::{BusyGuard, OpenConnections, ServedConnection};
+use connections::{BusyBody, BusyGuard, FlushedStream, OpenConnections, ServedConnection};
 use futures_util::future::{Either, select};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use site::FileSite;
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -57,10 +58,11 @@ impl ServerStop {
 pub enum ServedClients {
     Listener(std::net::TcpListener),
     /// Waits for the next connection, which needs no token. Returns `None` after the last one; then the server stops.
+    /// After an error, there may be more.
     Passed(PassedConnections),
 }
 
-pub type PassedConnections = Box<dyn FnMut() -> Option<StdUnixStream> + Send>;
+pub type PassedConnections = Box<dyn FnMut() -> io::Result<Option<StdUnixStream>> + Send>;
 
 /// Serves `superblock` to `clients` until it is asked to stop. `name` is the source, for people. `version` tells
 /// servers of the same source with other options apart. `memory` is the memory limit of the process in bytes, if there
@@ -118,11 +120,7 @@ async fn accept(listener: TcpListener, site: Arc<FileSite>, connections: Arc<Ope
                     start_connection(stream, Some([peer, local]), &site, &connections);
                 }
             }
-            Err(error) => {
-                // Too few descriptors or too little memory, for example.
-                log::warn!("a connection cannot be accepted: {error}");
-                tokio::time::sleep(RETRY).await;
-            }
+            Err(error) => refused(&error).await,
         }
     }
 }
@@ -139,13 +137,24 @@ async fn accept_passed(
             let stream = next();
             (next, stream)
         });
-        let Ok((again, Some(stream))) = waiting.await else { return stop.stop() };
+        let Ok((again, received)) = waiting.await else { return stop.stop() };
         next = again;
-        match stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream)) {
-            Ok(stream) => start_connection(stream, None, &site, &connections),
-            Err(error) => log::warn!("a connection cannot be accepted: {error}"),
+        let passed = |stream: StdUnixStream| {
+            stream.set_nonblocking(true)?;
+            UnixStream::from_std(stream)
+        };
+        match received.and_then(|stream| stream.map(passed).transpose()) {
+            Ok(Some(stream)) => start_connection(stream, None, &site, &connections),
+            Ok(None) => return stop.stop(),
+            Err(error) => refused(&error).await,
         }
     }
+}
+
+/// Waits until another connection is tried. There may be too few descriptors or too little memory, for example.
+async fn refused(error: &io::Error) {
+    log::warn!("a connection cannot be accepted: {error}");
+    tokio::time::sleep(RETRY).await;
 }
 
 async fn wait_for_room(connections: &OpenConnections) {
@@ -163,13 +172,15 @@ fn start_connection(
 ) {
     let connection = Arc::new(ServedConnection::new());
     connections.add(connection.clone());
+    // Anybody can open a connection to a port and send nothing. The others are kept for their first request.
+    let first = ends.is_none().then(|| BusyGuard::new(connection.clone()));
     let (site, connections) = (site.clone(), connections.clone());
     tokio::spawn(async move {
         let is_own = match ends {
             Some(ends) => is_own(ends, &site).await,
             None => true,
         };
-        serve_http(stream, is_own, site, &connection).await;
+        serve_http(stream, is_own, site, &connection, first).await;
         connections.remove(&connection);
     });
 }
@@ -179,25 +190,38 @@ async fn is_own([peer, local]: [SocketAddr; 2], site: &Arc<FileSite>) -> bool {
     tokio::task::spawn_blocking(move || asking.access.is_own(peer, local)).await.unwrap_or(false)
 }
 
+/// `first` keeps the connection until its first response.
 async fn serve_http(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     is_own: bool,
     site: Arc<FileSite>,
     connection: &Arc<ServedConnection>,
+    first: Option<BusyGuard>,
 ) {
-    let service = service_fn(|request| {
-        let busy = BusyGuard::new(connection.clone());
+    let first = Cell::new(first);
+    let service = service_fn(move |request| {
+        let busy = first.take().unwrap_or_else(|| BusyGuard::new(connection.clone()));
+        busy.start();
         let site = site.clone();
-        async move { Ok::<_, Infallible>(site.respond(request, is_own, busy).await) }
+        async move {
+            let response = site.respond(request, is_own).await;
+            Ok::<_, Infallible>(response.map(|body| BusyBody { body, _busy: busy }))
+        }
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(IDLE).max_buf_size(HEADERS_MAX);
+    let stream = FlushedStream { stream, connection: connection.clone() };
     let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
     // Errors are those of the client, or were logged where they occurred.
-    if let Either::Right(_) = select(served.as_mut(), pin!(connection.closed())).await
-        && !connection.ends_at_once()
-    {
-        served.as_mut().graceful_shutdown();
-        let _ = served.await;
+    while let Either::Right(_) = select(served.as_mut(), pin!(connection.closed())).await {
+        if !connection.ends_at_once() {
+            served.as_mut().graceful_shutdown();
+            let _ = served.await;
+            return;
+        }
+        // A request may have arrived meanwhile.
+        if !connection.is_needed() {
+            return;
+        }
     }
 }

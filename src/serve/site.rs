@@ -2,7 +2,6 @@
 
 use super::access::{self, AdmittedAs, FailureAnswer, ServerAccess};
 use super::body::{ResponseBody, file_body, text_body};
-use super::connections::BusyGuard;
 use super::page::{self, PageQuery, PageRequest};
 use super::range::{FileValidators, SelectedAnswer};
 use super::url;
@@ -59,9 +58,9 @@ pub(super) struct FileSite {
 
 impl FileSite {
     /// The response to a request. `is_own` is whether its connection needs no token.
-    pub async fn respond(&self, request: Request<Incoming>, is_own: bool, busy: BusyGuard) -> Response<ResponseBody> {
+    pub async fn respond(&self, request: Request<Incoming>, is_own: bool) -> Response<ResponseBody> {
         let is_head = request.method() == Method::HEAD;
-        let answer = self.answer(&request, is_own, busy).await;
+        let answer = self.answer(&request, is_own).await;
         let mut response = answer.unwrap_or_else(|FailureAnswer(status, title, text)| {
             let mut builder = Response::builder().status(status);
             if status == StatusCode::UNAUTHORIZED {
@@ -88,12 +87,7 @@ impl FileSite {
         response
     }
 
-    async fn answer(
-        &self,
-        request: &Request<Incoming>,
-        is_own: bool,
-        busy: BusyGuard,
-    ) -> Result<Response<ResponseBody>, FailureAnswer> {
+    async fn answer(&self, request: &Request<Incoming>, is_own: bool) -> Result<Response<ResponseBody>, FailureAnswer> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let text = "This server answers GET and HEAD requests.";
             return Err(FailureAnswer(StatusCode::METHOD_NOT_ALLOWED, "Only reading is possible", text));
@@ -126,7 +120,7 @@ impl FileSite {
             )),
             Ok(SitePath::File(content, attr, version)) => {
                 let etag = version.map(|version| self.etag(&version));
-                self.file(request, *content, &attr, etag, shown, busy).await
+                self.file(request, *content, &attr, etag, shown).await
             }
             Err(error) => Err(failure_answer(&shown, &error)),
         }
@@ -139,7 +133,6 @@ impl FileSite {
         attr: &Attr,
         etag: Option<String>,
         name: String,
-        busy: BusyGuard,
     ) -> Result<Response<ResponseBody>, FailureAnswer> {
         let len = content.len();
         let validators = FileValidators::new(etag, attr.mtime);
@@ -175,7 +168,7 @@ impl FileSite {
         if request.method() == Method::HEAD {
             return Ok(complete_site(builder, text_body("")));
         }
-        let body = file_body(self.work.clone(), content, range, name.clone(), busy).await;
+        let body = file_body(self.work.clone(), content, range, name.clone()).await;
         Ok(complete_site(builder, body.map_err(|error| failure_answer(&name, &error))?))
     }
 
