@@ -88,7 +88,7 @@ mod tests {
             let even = code + (code & 1);
             let numbers = [middle.next_down(), middle, middle.next_up(), -middle.next_up(), value(code)];
             let input: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-            let expected = [code, even, code + 1, code + 1 | 0x8000, code];
+            let expected = [code, even, code + 1, (code + 1) | 0x8000, code];
             assert_eq!(converted(from_f64, &input, numbers.len()), expected, "{middle:e}");
         }
         let numbers = [f64::NAN, -f64::NAN, f64::INFINITY, 1e300, -1e300, 1e-300, -5e-324];
