@@ -20,8 +20,8 @@ pub(super) fn text_body(text: impl Into<Bytes>) -> ResponseBody {
     Full::new(text.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// The body with the bytes of `range`, which lies inside `content`. Fails if the first piece cannot be read, so that the
-/// response says so; later errors go to the log, with `name`.
+/// The body with the bytes of `range`, which lies inside `content`. Fails if the first piece cannot be read, so that
+/// the response says so; later errors go to the log, with `name`.
 pub(super) async fn file_body(
     work: Arc<SiteWork>,
     content: Content,

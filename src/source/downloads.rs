@@ -108,8 +108,8 @@ pub fn unfinished_download(file: &Path) -> Option<String> {
     is_unfinished.then(|| format!("not downloaded completely{}", hint("to continue", &repository)))
 }
 
-/// What may have been forgotten if a directory of a Hugging Face cache has no model: a repository, or a snapshot without
-/// weights.
+/// What may have been forgotten if a directory of a Hugging Face cache has no model: a repository, or a snapshot
+/// without weights.
 pub fn missing_download(dir: &Path) -> Option<String> {
     let absolute = std::path::absolute(dir).ok()?;
     let repository = CachedRepository::of(&absolute).filter(CachedRepository::is_cache)?;

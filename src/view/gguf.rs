@@ -193,7 +193,8 @@ pub fn push_run(runs: &mut Vec<SourceRun>, start: u64, source: usize, range: Ran
     }
 }
 
-/// Writes the description of a tensor in a file with the metadata of `header`. `offset` is that of its data, in bytes from the beginning of the data.
+/// Writes the description of a tensor in a file with the metadata of `header`. `offset` is that of its data, in bytes
+/// from the beginning of the data.
 fn write_info(header: &Header, tensor: &TensorInfo, offset: u64, out: Out) -> io::Result<()> {
     out.write_all(&(tensor.name.len() as u64).to_le_bytes())?;
     out.write_all(tensor.name.as_bytes())?;

@@ -67,8 +67,8 @@ const RANK_MAX: u32 = 64;
 /// Longest string in bytes, and longest array in elements. Source: `GGUF_MAX_STRING_LENGTH`, `GGUF_MAX_ARRAY_ELEMENTS`.
 const LENGTH_MAX: u64 = 1 << 30;
 
-/// The shape with which a file stores a tensor: its own, or that of a matrix if the metadata has its own. The rows of the
-/// matrix are the last dimension if blocks divide it, or else 256 elements or one block.
+/// The shape with which a file stores a tensor: its own, or that of a matrix if the metadata has its own. The rows of
+/// the matrix are the last dimension if blocks divide it, or else 256 elements or one block.
 pub fn stored_shape<'t>(header: &Header, tensor: &TensorInfo<'t>) -> Cow<'t, [u64]> {
     const ROW: u64 = 256;
     if tensor.shape.is_empty() || header.value(&[SHAPE_PREFIX, tensor.name].concat()).is_none() {

@@ -271,7 +271,8 @@ fn overrides(parameters: &Map<String, Value>) -> impl Iterator<Item = String> {
     names.filter(|name| !name.is_empty() && !name.contains(|byte| "*+?[](){}|^$\\:".contains(byte)))
 }
 
-/// The layers with parameters of their own in `quantization` of MLX. The configurations of other programs name a method.
+/// The layers with parameters of their own in `quantization` of MLX. The configurations of other programs name a
+/// method.
 fn layers_of_mlx(parameters: &Map<String, Value>, method: &str) -> impl Iterator<Item = String> {
     let own = parameters.iter().filter(|(name, value)| value.is_object() && !GROUPS.contains(&&***name));
     let own = own.filter(|_| method.is_empty());
