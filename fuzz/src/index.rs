@@ -98,8 +98,14 @@ fn text(entries: &Entries, bytes: &mut Unstructured) -> Result<(Vec<u8>, Meaning
     Ok((spoilt.into(), Meaning::Invalid))
 }
 
+/// The name under which a mount shows a shard.
+fn plain(name: &'static str) -> &'static str {
+    name.strip_prefix("./").unwrap_or(name)
+}
+
 /// The file of each tensor by name; `None` if the model must be refused.
 fn expected(files: &Files, entries: &Entries, mode: ParseMode) -> Option<BTreeMap<&'static str, &'static str>> {
+    let entries: Entries = entries.iter().map(|(tensor, shard)| (*tensor, plain(shard))).collect();
     let named: BTreeSet<&str> = entries.iter().map(|(_, shard)| *shard).collect();
     let opened: Vec<(&str, usize, &[usize])> =
         named.iter().filter_map(|name| files.find(name).map(|(shard, tensors)| (*name, shard, tensors))).collect();

@@ -331,7 +331,7 @@ fn error_files_have_the_permissions_of_the_files_they_describe() {
         ("data", &["src/data/dataset_manifest.json"], "4711"),
         ("link", &["else/secret"], "a link leads to it"),
         ("dir/private", &["else/private.safetensors"], "a link leads to it"),
-        ("dangling", &[], "No such file or directory"),
+        ("dangling", &[], "a link to absent, which does not exist"),
     ];
     for (name, needed, text) in table {
         let path = mount.path(format!("{name}.error.txt"));

@@ -97,7 +97,7 @@ fn failed_command_prints_one_error_and_leaves_nothing_behind() {
         ("weightfs absent.safetensors mnt", "absent.safetensors: No such file or directory"),
         ("weightfs absent.safetensors", "absent.safetensors: No such file or directory"),
         ("weightfs file/x mnt", "file/x: Not a directory"),
-        ("weightfs broken mnt", "broken: No such file or directory"),
+        ("weightfs broken mnt", "broken: a link to nowhere, which does not exist"),
         ("weightfs dir mnt", "dir: a directory without models, whose names end in .safetensors, *"),
         ("weightfs pipe mnt", "pipe: a named pipe, not a regular file"),
         ("weightfs /dev/null mnt", "/dev/null: a character device, not a regular file"),

@@ -139,7 +139,7 @@ fn broken_model_does_not_affect_others() {
     let mount = scene.mount(&dir, &[]);
     let errors = [
         ("half", "40 bytes missing"),
-        ("dangling", "dangling.safetensors: No such file or directory"),
+        ("dangling", "dangling.safetensors: a link to nowhere, which does not exist"),
         ("whole", "a shard is missing or broken: "),
         ("torn", "not a valid index of a sharded model: EOF"),
     ];

@@ -255,7 +255,7 @@ fn faulty_splits_are_errors_and_lenient_mounts_the_rest() {
                 fs::remove_file(scene.path("m").join(NAMES[0])).unwrap();
                 symlink("gone", scene.path("m").join(NAMES[0])).unwrap();
             },
-            "m-00001-of-00003.gguf: No such file or directory",
+            "m-00001-of-00003.gguf: a link to gone, which does not exist",
             &["b", "c", "d"],
         ),
         (

@@ -336,13 +336,12 @@ fn check_shards(name: &str, suffix: ShardSuffix) -> Result<(), String> {
     Err(format!("refused: shard {} {why}", quote(name)))
 }
 
-/// A relative path without components that lead nowhere: `one.safetensors` for `./one.safetensors`.
+/// A path without the components that lead nowhere: `one.safetensors` for `./one.safetensors`.
 pub(super) fn plain_path(path: &str) -> Cow<'_, str> {
-    let is_plain = path.starts_with('/') || !path.split('/').any(|part| matches!(part, "" | "."));
-    if is_plain {
+    if !path.split('/').any(|part| part == ".") {
         return path.into();
     }
-    path.split('/').filter(|part| !matches!(*part, "" | ".")).collect::<Vec<_>>().join("/").into()
+    path.split('/').filter(|part| *part != ".").collect::<Vec<_>>().join("/").into()
 }
 
 impl Shard {

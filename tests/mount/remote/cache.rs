@@ -129,6 +129,13 @@ fn complete_file_of_the_hugging_face_cache_is_read_there() {
     assert_eq!(data_requests(&mut hub).len(), 0);
     drop(hub);
     read(&["--offline"]);
+    // The Hub does not answer, and nothing but its own cache has the model.
+    fs::remove_dir_all(client.cache().join("listings")).unwrap();
+    let said = client.sh("weightfs inspect hf://org/model");
+    assert_eq!((said.code, said.err.lines().count()), (1, 1), "{said:?}");
+    assert!(said.err.ends_with("; --offline reads what was fetched before\n"), "{said:?}");
+    let said = client.sh("HF_HUB_OFFLINE=1 weightfs inspect hf://org/model");
+    assert_eq!((said.code, said.err.as_str()), (0, ""), "{said:?}");
     assert_eq!(objects(&client), 0, "no copy is made");
 }
 

@@ -39,7 +39,8 @@ fn models(client: &Client, is_private: bool) {
     let map = serde_json::json!({"a": shards[0].0, "z": shards[0].0, "b": shards[1].0});
     let index = serde_json::json!({"metadata": {"total_size": 140_012}, "weight_map": map});
     client.write("models/sharded/model.safetensors.index.json", index.to_string().as_bytes());
-    client.write("models/sharded/config.json", br#"{"model_type": "llama"}"#);
+    // It names no network: `inspect` would look for one beside the local model only.
+    client.write("models/sharded/config.json", br#"{"hidden_size": 16}"#);
 
     let tensors: [gguf::Tensor; 2] =
         [("output_norm.weight", 0, &[4], pattern(16)), ("blk.0.ffn_up.weight", 2, &[32, 4], pattern(72))];
