@@ -9,24 +9,23 @@ pub type ToBf16 = fn(&[u8], &mut [u8]);
 vectorised! {
     /// Rounds little-endian float32. The output must have exactly 2 bytes per element.
     pub fn from_f32(input: &[u8], output: &mut [u8]) {
-        map_bf16(input, output, u32::from_le_bytes);
+        map_rounded(input, output, |bytes| round(u32::from_le_bytes(bytes)));
     }
 }
 
 vectorised! {
     /// Rounds little-endian float64. The output must have exactly 2 bytes per element.
     pub fn from_f64(input: &[u8], output: &mut [u8]) {
-        map_bf16(input, output, |bytes| to_odd(f64::from_le_bytes(bytes)));
+        map_rounded(input, output, |bytes| round(to_odd(f64::from_le_bytes(bytes))));
     }
 }
 
-/// Rounds each element. `bits` converts an element to the bits of a float32. Inlined, so that it is compiled for the
-/// vectors of its caller.
+/// Rounds each element to two bytes. Inlined, so that it is compiled for the vectors of its caller.
 #[inline(always)]
-fn map_bf16<const N: usize>(input: &[u8], output: &mut [u8], bits: impl Fn([u8; N]) -> u32) {
+pub(super) fn map_rounded<const N: usize>(input: &[u8], output: &mut [u8], round: impl Fn([u8; N]) -> u16) {
     let (output, _) = output.as_chunks_mut::<2>();
     for (input, output) in input.as_chunks::<N>().0.iter().zip(output) {
-        *output = round(bits(*input)).to_le_bytes();
+        *output = round(*input).to_le_bytes();
     }
 }
 

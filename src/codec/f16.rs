@@ -1,7 +1,7 @@
 //! Rounding of float32 and float64 to IEEE half precision: to nearest, ties to even. Values beyond its range become
 //! infinite. NaN becomes a quiet NaN of the same sign.
 
-use super::bf16::to_odd;
+use super::bf16::{map_rounded, to_odd};
 
 /// The least magnitude that becomes infinite: the middle between the largest half float, 65504, and the next power of
 /// two.
@@ -10,24 +10,14 @@ pub const INFINITE_FROM: f64 = 65520.0;
 vectorised! {
     /// Rounds little-endian float32. The output must have exactly 2 bytes per element.
     pub fn from_f32(input: &[u8], output: &mut [u8]) {
-        map_f16(input, output, u32::from_le_bytes);
+        map_rounded(input, output, |bytes| round(u32::from_le_bytes(bytes)));
     }
 }
 
 vectorised! {
     /// Rounds little-endian float64 once. The output must have exactly 2 bytes per element.
     pub fn from_f64(input: &[u8], output: &mut [u8]) {
-        map_f16(input, output, |bytes| to_odd(f64::from_le_bytes(bytes)));
-    }
-}
-
-/// Rounds each element. `bits` converts an element to the bits of a float32. Inlined, so that it is compiled for the
-/// vectors of its caller.
-#[inline(always)]
-fn map_f16<const N: usize>(input: &[u8], output: &mut [u8], bits: impl Fn([u8; N]) -> u32) {
-    let (output, _) = output.as_chunks_mut::<2>();
-    for (input, output) in input.as_chunks::<N>().0.iter().zip(output) {
-        *output = round(bits(*input)).to_le_bytes();
+        map_rounded(input, output, |bytes| round(to_odd(f64::from_le_bytes(bytes))));
     }
 }
 

@@ -118,22 +118,26 @@ const EXPORTED_PROGRAM: &str = "a program that torch.export has written (.pt2)";
 const CONVERT_EXPORTED: &str =
     " (load it with torch.export.load, and save its state_dict with safetensors.torch.save_file)";
 
-/// Identifies a program of torch.export by the names of the entries of an archive.
-pub fn detect_exported<'n>(mut names: impl Iterator<Item = &'n str>) -> Option<String> {
-    let is_exported = |name: &str| {
-        let member = name.split_once('/').map_or("", |(_, member)| member);
-        EXPORTED.contains(&name) || EXPORTED.contains(&member)
-    };
-    names.any(is_exported).then(|| format!("the archive is {EXPORTED_PROGRAM}{CONVERT_EXPORTED}"))
+/// Whether an entry with this name is one of a program of torch.export.
+fn is_exported(name: &[u8]) -> bool {
+    let member = name.splitn(2, |byte| *byte == b'/').nth(1).unwrap_or_default();
+    EXPORTED.iter().any(|exported| [name, member].contains(&exported.as_bytes()))
 }
 
-/// What to do with an archive whose entries are compressed.
-pub const STORE_ENTRIES: &str = " (unpack it with unzip, and pack it again with `zip -0 -D -r`)";
+/// Identifies a program of torch.export by the names of the entries of an archive.
+pub fn detect_exported<'n>(mut names: impl Iterator<Item = &'n str>) -> Option<String> {
+    names
+        .any(|name| is_exported(name.as_bytes()))
+        .then(|| format!("the archive is {EXPORTED_PROGRAM}{CONVERT_EXPORTED}"))
+}
+
+/// What to do with an archive whose entries cannot be read in place.
+pub const PACK_AGAIN: &str = "unpack it with unzip, and pack it again with `zip -0 -D -r`";
 
 pub fn archive_after(bytes: u64) -> String {
     format!(
-        "a zip archive after {bytes} bytes of something else (torch.load and numpy.load do not read it either; unpack it \
-         with unzip, and pack it again with `zip -0 -D -r`)"
+        "a zip archive after {bytes} bytes of something else (torch.load and numpy.load do not read it either; \
+         {PACK_AGAIN})"
     )
 }
 
@@ -183,9 +187,8 @@ fn detect_zip(prefix: &[u8]) -> Option<(&'static str, &'static str)> {
     const KERAS: &[u8] = b"\"keras_version\"";
     let by_keras = name == b"metadata.json" && prefix.windows(KERAS.len()).any(|part| part == KERAS);
     let is_torch = by_torch.contains(&member) || member.starts_with(b"data/") || member.starts_with(b"code/");
-    let is_exported = EXPORTED.iter().any(|exported| exported.as_bytes() == name || exported.as_bytes() == member);
     Some(match () {
-        () if is_exported => (EXPORTED_PROGRAM, CONVERT_EXPORTED),
+        () if is_exported(name) => (EXPORTED_PROGRAM, CONVERT_EXPORTED),
         () if is_torch => ("a PyTorch checkpoint (.pt, .bin)", CONVERT),
         () if by_keras => ("a Keras model (.keras)", CONVERT_KERAS),
         () => ("a zip archive", " (unpack it with unzip first)"),

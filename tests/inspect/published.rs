@@ -8,12 +8,14 @@ fn one<'t>(name: &'t str, values: &[f32]) -> Vec<Tensor<'t>> {
     vec![(name, Dtype::F32, Box::leak(Box::new([values.len()])), floats(values))]
 }
 
+/// Adds a string of GGUF.
+fn string(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
 /// A GGUF file with these metadata keys, all of the type uint16, and F32 tensors.
 fn gguf(keys: &[(&str, u16)], tensors: &[(&str, &[f32])]) -> Vec<u8> {
-    let string = |out: &mut Vec<u8>, text: &str| {
-        out.extend((text.len() as u64).to_le_bytes());
-        out.extend(text.as_bytes());
-    };
     let mut out = b"GGUF\x03\0\0\0".to_vec();
     out.extend((tensors.len() as u64).to_le_bytes());
     out.extend((keys.len() as u64).to_le_bytes());
@@ -337,10 +339,6 @@ fn mount_of_several_files_names_what_to_mount() {
 
 /// A GGUF file with Q8_0 tensors, `(name, innermost dimension first)`, and the keys of ComfyUI-GGUF for shapes.
 fn quantized_gguf(shapes: &[(&str, &[u32])], tensors: &[(&str, [u64; 2])]) -> Vec<u8> {
-    let string = |out: &mut Vec<u8>, text: &str| {
-        out.extend((text.len() as u64).to_le_bytes());
-        out.extend(text.as_bytes());
-    };
     let mut out = b"GGUF\x03\0\0\0".to_vec();
     out.extend((tensors.len() as u64).to_le_bytes());
     out.extend((shapes.len() as u64).to_le_bytes());

@@ -1,7 +1,7 @@
 //! The entries of an archive that torch has written: the pickle and the storages.
 
 use super::{PICKLE_MAX, checkpoint_error};
-use crate::format::detect::{STORE_ENTRIES, detect_exported};
+use crate::format::detect::{PACK_AGAIN, detect_exported};
 use crate::format::error::Error;
 use crate::format::header::ParseMode;
 use crate::format::input::{HeaderInput, MissingRange, join_ranges};
@@ -131,7 +131,7 @@ impl<'d> TorchArchive<'d> {
 /// Fails unless an entry is stored as it is, and says how to store it.
 fn check_stored(directory: &ZipDirectory, at: usize) -> Result<(), Error> {
     directory.check_stored(at).map_err(|error| match error {
-        Error::Unsupported(fault) => Error::Broken(format!("{fault}{STORE_ENTRIES}")),
+        Error::Unsupported(fault) => Error::Broken(format!("{fault} ({PACK_AGAIN})")),
         error => error,
     })
 }

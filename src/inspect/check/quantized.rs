@@ -152,8 +152,8 @@ fn faults(
     Ok(faults)
 }
 
-/// The weights whose zero points must all be in the middle of the codes, with these, unless opening the model has
-/// already found some that are not.
+/// The weights whose zero points must all be in the middle of the codes, each with the tensor of its zero points.
+/// Weights that already have a warning from opening the model are left out.
 fn symmetric_zeros(model: &Model) -> impl Iterator<Item = (&QuantizedWeight, TensorId)> {
     let contradictions = model.quantized.warnings().iter().filter(|one| one.problem == ProblemKind::Contradiction);
     let reported: HashSet<usize> = contradictions.flat_map(|one| &one.places).map(|place| place.tensor).collect();

@@ -7,6 +7,7 @@ mod settings;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use reqwest::StatusCode;
@@ -50,7 +51,7 @@ impl HubTransport {
         let commit = cached_commit(cache, place);
         let root = commit.map(|commit| HubLocation { revision: Some(commit), path: String::new(), ..place.clone() });
         let files = root.map(|root| cache.walk(&root)).unwrap_or_default();
-        files.iter().any(|file| file.path == place.path || is_below(&file.path, &place.path))
+        files.iter().any(|file| Path::new(&file.path).starts_with(&place.path))
     }
 
     /// Pins the revision to a commit and lists the directory, or the directory of the file. A commit whose listing is
@@ -210,11 +211,6 @@ fn cached_commit(cache: &HubCache, place: &HubLocation) -> Option<String> {
 /// The same location at a commit.
 fn with_commit(place: &HubLocation, commit: String) -> String {
     RemoteLocation::Hub(HubLocation { revision: Some(commit), ..place.clone() }).to_string()
-}
-
-/// Whether a file lies below a directory, which is empty for the root.
-fn is_below(file: &str, dir: &str) -> bool {
-    dir.is_empty() || file.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'))
 }
 
 fn not_cached(what: &str) -> TransportError {
