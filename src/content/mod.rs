@@ -4,6 +4,7 @@
 //! tree. It is created on demand and not stored.
 
 mod decoder;
+mod deferred;
 mod extents;
 mod panels;
 mod request;
@@ -11,6 +12,7 @@ mod segment;
 mod strided;
 
 pub use decoder::{BlockDecoder, SecondStep};
+pub use deferred::DeferredFile;
 pub use extents::{Extent, Extents, SourceRun, Sources, TakeRun};
 pub use request::{Error, ReadRequest, ResultId, WaitFor, WaitResource, reserve, running_max, zeroed};
 pub use segment::{DecodedData, GeneratedBytes, Segment, SegmentSeries, TakeSegment};

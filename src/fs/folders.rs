@@ -3,16 +3,15 @@
 use super::attr::{Attr, DOTS, Dentry, Error, FileKind, FileOwner, Ino, Ownership, ROOT, SECTOR, Statfs};
 use super::ino;
 use super::volume::{self, ModelVolume};
-use crate::content::{self, Content, GeneratedBytes, ReadRequest, ResultId, Segment, TakeRun, WaitFor, WaitResource};
+use crate::content::{Content, DeferredFile, ReadRequest, ResultId, WaitFor, WaitResource};
 use crate::model::{self, Catalog, CatalogFolder, FolderId, FolderItem, ModelId};
-use crate::source::{self, Location, Source};
+use crate::source::{self, Location};
 use crate::text::message;
 use crate::threads;
 use crate::view::{CachedResults, ShownViews};
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
-use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -32,8 +31,8 @@ pub(super) struct CatalogFolders {
     ownership: Ownership,
     models: Vec<ModelSlot>,
     results: Arc<CachedResults>,
-    /// The files that are not models, by their number as links. Empty until they are read.
-    others: Vec<Arc<OnceLock<Arc<dyn Source>>>>,
+    /// The files that are not models, by their number as links, once they have been opened.
+    others: Vec<OnceLock<DeferredFile>>,
     /// The folders whose changes were logged, or are not to be logged.
     changed: Mutex<HashSet<FolderId>>,
 }
@@ -79,7 +78,7 @@ enum FolderNode<'f> {
 impl CatalogFolders {
     pub fn new(catalog: Catalog, shown: ShownViews, ownership: Ownership) -> Self {
         let models = catalog.models().map(|_| ModelSlot::default()).collect();
-        let others = catalog.links().iter().map(|_| Arc::default()).collect();
+        let others = catalog.links().iter().map(|_| OnceLock::new()).collect();
         let (results, changed) = Default::default();
         Self { catalog, shown, ownership, models, results, others, changed }
     }
@@ -117,7 +116,8 @@ impl CatalogFolders {
         }
         opened.report_mount(&opened.location);
         let (number, up) = (tree(model), folder_ino(self.catalog.home(model)));
-        let volume = ModelVolume::new(opened, self.shown.clone(), *owner, self.results.clone(), number, up);
+        let volume =
+            ModelVolume::new(opened, self.shown.clone(), self.ownership, *owner, self.results.clone(), number, up);
         Ok(slot.volume.get_or_init(|| volume))
     }
 
@@ -295,10 +295,10 @@ impl CatalogFolders {
         }
     }
 
-    /// The content of a file that is not a model. It is opened when it is read.
+    /// The content of a file that is not a model, of `len` bytes.
     fn other(&self, number: usize, len: u64) -> Content {
-        let (opened, location) = (self.others[number].clone(), self.catalog.links()[number].clone());
-        Content::generated(OtherFile { opened, location, len })
+        let location = &self.catalog.links()[number];
+        Content::generated(self.others[number].get_or_init(|| DeferredFile::new(location.clone(), len)).clone())
     }
 
     pub fn readlink(&self, ino: Ino) -> Result<&[u8], Error> {
@@ -370,51 +370,6 @@ impl CatalogFolders {
             _ => None,
         };
         found.ok_or(Error::NoEntry)
-    }
-}
-
-/// The bytes of a file that is not a model.
-struct OtherFile {
-    opened: Arc<OnceLock<Arc<dyn Source>>>,
-    location: Location,
-    /// The size that the listing gave.
-    len: u64,
-}
-
-impl OtherFile {
-    fn source(&self, request: &ReadRequest) -> Result<&Arc<dyn Source>, content::Error> {
-        if let Some(source) = self.opened.get() {
-            return Ok(source);
-        }
-        request.wait(WaitFor { need: WaitResource::Device(source::device_at(&self.location)), key: None })?;
-        let source = source::open_local(&self.location)?;
-        Ok(self.opened.get_or_init(|| source))
-    }
-}
-
-impl GeneratedBytes for OtherFile {
-    fn nbytes(&self) -> u64 {
-        self.len
-    }
-
-    fn fill(&self, buf: &mut [u8], offset: u64, request: &ReadRequest) -> Result<(), content::Error> {
-        let source = self.source(request)?;
-        let range = offset..offset + buf.len() as u64;
-        // The file may have another size.
-        if range.end > source.len() {
-            return Err(source::Error::OutOfRange { range, len: source.len() }.into());
-        }
-        let mut bytes = Vec::new();
-        Content::from(Segment::extent(source, 0..source.len())).copy(range, request, &mut bytes)?;
-        buf.copy_from_slice(&bytes);
-        Ok(())
-    }
-
-    fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) -> Result<(), content::Error> {
-        match self.opened.get() {
-            Some(source) if part.end <= source.len() => take(&**source, part.clone()),
-            _ => Ok(()),
-        }
     }
 }
 

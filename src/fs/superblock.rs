@@ -58,7 +58,7 @@ impl Superblock {
         let root = match opened {
             OpenedModel::Model(model) => {
                 let owner = ownership.of(model.stat()?);
-                FsRoot::Volume(ModelVolume::new(*model, shown, owner, Arc::default(), 0, ROOT).into())
+                FsRoot::Volume(ModelVolume::new(*model, shown, ownership, owner, Arc::default(), 0, ROOT).into())
             }
             OpenedModel::Catalog(catalog) => FsRoot::Folders(CatalogFolders::new(*catalog, shown, ownership).into()),
         };
@@ -189,7 +189,7 @@ impl Superblock {
     /// remote sources and for links in a directory of models, whose bytes are not identified.
     pub fn version(&self, ino: Ino, request: &ReadRequest) -> Result<Option<String>, Error> {
         match self.tree(ino, request)? {
-            (InodeTree::Volume(volume), _) => Ok(volume.version()),
+            (InodeTree::Volume(volume), ino) => Ok(volume.version(ino)),
             (InodeTree::Folders(folders), ino) => folders.version(ino),
         }
     }

@@ -1,12 +1,15 @@
 //! The directory tree of one model: maps inode numbers to files and directories.
 
-use super::attr::{Attr, DOTS, Dentry, Error, FileKind, FileOwner, Ino, ROOT, SECTOR, Statfs};
-use super::ino::{self, Inode, InodeDir};
+use super::attr::{Attr, DOTS, Dentry, Error, FileKind, FileOwner, Ino, Ownership, ROOT, SECTOR, Statfs};
+use super::ino::{self, Inode, InodeDir, NodeId};
 use super::tree::{NameSplit, TensorTree};
 use crate::content::{Content, ReadRequest};
 use crate::model::quantization::QuantizedWeight;
-use crate::model::{Model, ShardId, Tensor, TensorId, TensorNumbers, TensorParts, TensorPopulation};
+use crate::model::{
+    Model, OtherEntry, OtherFolder, ShardId, Tensor, TensorId, TensorNumbers, TensorParts, TensorPopulation,
+};
 use crate::name;
+use crate::source::Source;
 use crate::text::HexDigits;
 use crate::view::{CachedResults, ModelViews, ShownViews, View, ViewFile, ViewFiles};
 use sha2::{Digest, Sha256};
@@ -19,6 +22,7 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug)]
 pub(super) struct ModelVolume {
     views: ModelViews,
+    ownership: Ownership,
     owner: FileOwner,
     /// The tree number in complete inode numbers.
     number: u32,
@@ -118,6 +122,7 @@ impl ModelVolume {
     pub fn new(
         model: Model,
         shown: ShownViews,
+        ownership: Ownership,
         owner: FileOwner,
         results: Arc<CachedResults>,
         number: u32,
@@ -125,7 +130,7 @@ impl ModelVolume {
     ) -> Self {
         let views = ModelViews::new(model, shown, results, number);
         let (tree, samples, cut, version) = Default::default();
-        Self { views, owner, number, up, tree, samples, cut, version }
+        Self { views, ownership, owner, number, up, tree, samples, cut, version }
     }
 
     pub fn lookup(&self, parent: Ino, name: &[u8], request: &ReadRequest) -> Result<Attr, Error> {
@@ -135,6 +140,9 @@ impl ModelVolume {
             InodeDir::Root | InodeDir::Shard(_) => {
                 let view = View::all().find(|view| view.row().file == name);
                 view.filter(|view| self.has_view(dir, *view)).map(|view| view_inode(view, dir.shard()))
+            }
+            InodeDir::View(View::OTHERS, _) | InodeDir::Node(View::OTHERS, _) => {
+                self.other_folder(dir).and_then(|folder| folder.find(name)).map(other_inode)
             }
             InodeDir::Node(view, node) => self.tree(view, request)?.lookup(self.model(), Some(node), name),
             InodeDir::View(view, shard) => match &view.row().files {
@@ -153,7 +161,7 @@ impl ModelVolume {
                 }
                 ViewFiles::Tree => self.tree(view, request)?.lookup(self.model(), None, name),
                 ViewFiles::Shards => self.find_shard(name).map(|shard| Inode::Dir(InodeDir::Shard(shard))),
-                ViewFiles::One { .. } => None,
+                ViewFiles::One { .. } | ViewFiles::Others => None,
             },
         };
         self.attr(&self.node(inode.ok_or(Error::NoEntry)?, request)?, request)
@@ -174,7 +182,7 @@ impl ModelVolume {
         let dir = self.dir(ino, request)?;
         // Everything that may fail or wait is done before the first entry is passed to `add`.
         let tree = match dir {
-            InodeDir::Node(view, _) => Some(self.tree(view, request)?),
+            InodeDir::Node(view, _) if view != View::OTHERS => Some(self.tree(view, request)?),
             InodeDir::View(view, _) if matches!(view.row().files, ViewFiles::Tree) => Some(self.tree(view, request)?),
             _ => None,
         };
@@ -207,12 +215,14 @@ impl ModelVolume {
     fn entries_len(&self, dir: InodeDir) -> usize {
         match dir {
             InodeDir::Root | InodeDir::Shard(_) => View::all().len(),
-            InodeDir::Node(..) => 0,
+            InodeDir::Node(..) | InodeDir::View(View::OTHERS, _) => {
+                self.other_folder(dir).map_or(0, |folder| folder.entries().len())
+            }
             InodeDir::View(view, shard) => match &view.row().files {
                 ViewFiles::Tensors { .. } => self.tensors_in(shard).len(),
                 ViewFiles::Named { len, .. } => len(&self.views, shard),
                 ViewFiles::Shards => self.model().shards.len(),
-                ViewFiles::Tree | ViewFiles::One { .. } => 0,
+                ViewFiles::Tree | ViewFiles::One { .. } | ViewFiles::Others => 0,
             },
         }
     }
@@ -224,7 +234,10 @@ impl ModelVolume {
                 let view = Some(View::new(at)).filter(|view| self.has_view(dir, *view))?;
                 Some((view_inode(view, dir.shard()), view.row().file.into()))
             }
-            InodeDir::Node(..) => None,
+            InodeDir::Node(..) | InodeDir::View(View::OTHERS, _) => {
+                let (name, entry) = self.other_folder(dir)?.entries().get(at)?;
+                Some((other_inode(*entry), name[..].into()))
+            }
             InodeDir::View(view, shard) => match &view.row().files {
                 ViewFiles::Tensors { suffix, .. } => {
                     let tensor = self.tensors_in(shard).at(at);
@@ -243,7 +256,7 @@ impl ModelVolume {
                     let shard = ShardId::new(at);
                     Some((Inode::Dir(InodeDir::Shard(shard)), name::encode_name(&self.model().shard(shard).name)))
                 }
-                ViewFiles::Tree | ViewFiles::One { .. } => None,
+                ViewFiles::Tree | ViewFiles::One { .. } | ViewFiles::Others => None,
             },
         }
     }
@@ -287,8 +300,25 @@ impl ModelVolume {
     }
 
     /// See [`super::Superblock::version`].
-    pub fn version(&self) -> Option<String> {
-        self.version.get_or_init(|| hash_versions(self.model())).clone()
+    pub fn version(&self, ino: Ino) -> Option<String> {
+        match Inode::from_ino(ino)? {
+            Inode::File(View::OTHERS, number) => {
+                let mut parts = Sha256::new();
+                add_version(&mut parts, &**self.views.other(number)?.local()?);
+                Some(HexDigits(&parts.finalize()).to_string())
+            }
+            _ => self.version.get_or_init(|| hash_versions(self.model())).clone(),
+        }
+    }
+
+    /// The folder that a directory of `files/` shows.
+    fn other_folder(&self, dir: InodeDir) -> Option<&OtherFolder> {
+        let number = match dir {
+            InodeDir::View(View::OTHERS, None) => 0,
+            InodeDir::Node(View::OTHERS, node) => node.number() as usize,
+            _ => return None,
+        };
+        self.model().facts.others.folder(number)
     }
 
     pub fn statfs(&self) -> Statfs {
@@ -406,6 +436,7 @@ impl ModelVolume {
         let has_shard = dir.shard().is_none_or(|shard| shard.index() < self.model().shards.len());
         let exists = match dir {
             InodeDir::Root | InodeDir::Shard(_) => true,
+            InodeDir::Node(View::OTHERS, _) => View::OTHERS.is_in_root(&self.views) && self.other_folder(dir).is_some(),
             InodeDir::Node(view, node) => view.is_in_root(&self.views) && self.tree(view, request)?.contains(node),
             InodeDir::View(view, _) => is_dir(view) && self.has_view(dir, view),
         };
@@ -435,6 +466,7 @@ impl ModelVolume {
             InodeDir::View(_, None) => InodeDir::Root,
             InodeDir::View(_, Some(shard)) => InodeDir::Shard(shard),
             InodeDir::Shard(_) => InodeDir::View(View::SHARDS, None),
+            InodeDir::Node(View::OTHERS, _) => other_dir(self.other_folder(dir).map_or(0, |folder| folder.parent)),
             InodeDir::Node(view, node) => {
                 let parent = tree.and_then(|tree| tree.parent(self.model(), node));
                 parent.map_or(InodeDir::View(view, None), |node| InodeDir::Node(view, node))
@@ -446,7 +478,11 @@ impl ModelVolume {
     fn attr(&self, node: &VolumeNode, request: &ReadRequest) -> Result<Attr, Error> {
         let ino = ino::join(self.number, node.inode().ino());
         let (view, file) = match node {
-            VolumeNode::Dir(_) => return Ok(self.owner.dir(ino)),
+            VolumeNode::Dir(dir) => {
+                let folder = self.other_folder(*dir);
+                return Ok(folder
+                    .map_or_else(|| self.owner.dir(ino), |folder| self.ownership.of_folder(folder.stat).folder(ino)));
+            }
             VolumeNode::File(view, file) => (*view, file),
         };
         let size = view.content(&self.views, file, request)?.ok_or(Error::NoEntry)?.len();
@@ -454,7 +490,8 @@ impl ModelVolume {
         // file as a hole and store zeros.
         let sectors = u64::from(size > 0);
         let ViewFile::Tensor(TensorNumbers { tensor, .. }) = file else {
-            return Ok(self.owner.file(ino, size, sectors));
+            let other = if view == View::OTHERS { self.views.other(file.number()) } else { None };
+            return Ok(other.map_or(self.owner, |other| self.ownership.of(other.stat)).file(ino, size, sectors));
         };
         // A part of a joined array takes no additional space.
         let is_data = view == View::STORED && self.model().listed().contains(tensor.id);
@@ -495,10 +532,30 @@ fn hash_versions(model: &Model) -> Option<String> {
     for source in model.sources.iter() {
         // A source without a path is remote.
         source.path()?;
-        parts.update(format!("{} {:?} {:?}\n", source.len(), source.stat().mtime, source.id()));
+        add_version(&mut parts, &**source);
     }
     parts.update(format!("{:?}", model.facts.described_by));
     Some(HexDigits(&parts.finalize()).to_string())
+}
+
+/// Adds what identifies the version of a file of this machine to a hash.
+fn add_version(parts: &mut Sha256, source: &dyn Source) {
+    parts.update(format!("{} {:?} {:?}\n", source.len(), source.stat().mtime, source.id()));
+}
+
+/// The directory in `files/` that shows a folder.
+fn other_dir(folder: usize) -> InodeDir {
+    match folder {
+        0 => InodeDir::View(View::OTHERS, None),
+        folder => InodeDir::Node(View::OTHERS, NodeId::new(folder as u32)),
+    }
+}
+
+fn other_inode(entry: OtherEntry) -> Inode {
+    match entry {
+        OtherEntry::Folder(folder) => Inode::Dir(other_dir(folder)),
+        OtherEntry::File(number) => Inode::File(View::OTHERS, number as u32),
+    }
 }
 
 /// The inode of a view in the root or in the directory of a shard.

@@ -3,6 +3,7 @@
 use super::access::{NOBODY, restrict_access};
 use super::assemble::ollama::OllamaManifest;
 use super::assemble::{self, KnownFiles, assemble_model};
+use super::beside::{files_beside, files_in};
 use super::catalog::Catalog;
 use super::error::Error;
 use super::ids::ModelId;
@@ -26,7 +27,8 @@ impl OpenedModel {
         match self {
             Self::Model(model) => {
                 let sources = model.sources.iter().chain(model.facts.documents.iter().map(|(_, source)| source));
-                sources.filter_map(|source| source.path().map(PathBuf::from)).collect()
+                let parts = sources.filter_map(|source| source.path());
+                parts.chain(model.facts.others.paths()).map(PathBuf::from).collect()
             }
             Self::Catalog(catalog) => catalog.reads.iter().filter_map(|read| Some(read.path()?.to_owned())).collect(),
         }
@@ -46,6 +48,7 @@ pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel
                 restrict_access(&mut model, &base, &Directories::default());
             }
         }
+        model.facts.others = files_beside(&model);
         return Ok(OpenedModel::Model(model.into()));
     };
     match catalog.only().filter(|only| catalog.model(*only).parent() == catalog.top) {
@@ -54,6 +57,7 @@ pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel
             restrict_access(&mut model, location, &catalog.dirs);
             let dir = catalog.dirs.base(location).and_then(|base| base.stat());
             model.facts.needed.push(dir.map_or(NOBODY, SourceStat::search));
+            model.facts.others = files_in(&catalog);
             Ok(OpenedModel::Model(model.into()))
         }
         None if catalog.models().len() == 0 => Err(no_model(location, &catalog)),

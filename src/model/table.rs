@@ -2,6 +2,7 @@
 
 use super::assembled::{AssembledTensors, TensorParts};
 use super::ids::{ShardId, TensorId};
+use super::others::OtherFiles;
 use super::population::TensorPopulation;
 use super::quantized::QuantizedWeights;
 use crate::content::{Extents, Segment, SourceRun, Sources, StridedData, StridedLayout};
@@ -129,6 +130,8 @@ pub struct ModelFacts {
     /// Messages about other findings in an index or a manifest.
     pub remarks: Vec<String>,
     pub stated: StatedTotals,
+    /// The files of its directory that are no parts of it.
+    pub others: OtherFiles,
 }
 
 #[derive(Debug)]

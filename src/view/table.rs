@@ -6,7 +6,7 @@ use super::values::{self, FloatDtype};
 use super::views::ModelViews;
 use super::{gguf, index, metadata, npy, plots, single, stats, sums};
 use crate::content::{Content, Error, ReadRequest, Segment};
-use crate::model::{MANIFEST, Model, ShardId, TensorId, TensorNumbers};
+use crate::model::{MANIFEST, Model, OtherFile, ShardId, TensorId, TensorNumbers};
 use std::borrow::Cow;
 
 /// A view: a set of files of one kind.
@@ -69,6 +69,8 @@ pub enum ViewFiles {
     Tree,
     /// The directory `shards/`: a directory for each shard.
     Shards,
+    /// The other files of the model's directory, and the directories that hold them, with permissions of their own.
+    Others,
 }
 
 /// The values of most rows. Each row has at least the names and the files.
@@ -262,6 +264,13 @@ pub const VIEWS: &[ViewRow] = &[
         ..PLAIN
     },
     ViewRow { name: "tree", file: "tree", ..PLAIN },
+    ViewRow {
+        name: "files",
+        file: "files",
+        in_root: |model| !model.facts.others.is_empty(),
+        files: ViewFiles::Others,
+        ..PLAIN
+    },
 ];
 
 impl View {
@@ -272,6 +281,9 @@ impl View {
 
     /// The stored tensors by path.
     pub const TREE: Self = Self::new(16);
+
+    /// The other files of the model's directory.
+    pub const OTHERS: Self = Self::new(17);
 
     /// The stored tensors of a dataset by key and column.
     pub const SAMPLES: Self = Self::new(12);
@@ -338,6 +350,7 @@ impl View {
                 is_own.then_some(ViewFile::Tensor(numbers))
             }
             ViewFiles::Named { .. } => Some(ViewFile::Named(number)),
+            ViewFiles::Others => views.other(number).map(|_| ViewFile::Named(number)),
             ViewFiles::Tree | ViewFiles::Shards => None,
         }
     }
@@ -357,6 +370,7 @@ impl View {
                 views.check_wait(is_ready(views), request)?;
                 content(views, *number as usize)
             }
+            (ViewFiles::Others, ViewFile::Named(number)) => views.other(*number).map(OtherFile::content),
             _ => None,
         };
         Ok(content)
@@ -413,8 +427,8 @@ mod tests {
     #[test]
     fn table_fits_into_a_set_and_constants_are_its_rows() {
         assert!(VIEWS.len() < 64);
-        let constants = [View::STORED, View::SHARDS, View::TREE, View::SAMPLES];
-        assert_eq!(constants.map(|view| view.row().file), ["tensors", "shards", "tree", "samples"]);
+        let constants = [View::STORED, View::SHARDS, View::TREE, View::SAMPLES, View::OTHERS];
+        assert_eq!(constants.map(|view| view.row().file), ["tensors", "shards", "tree", "samples", "files"]);
     }
 
     #[test]
@@ -439,6 +453,7 @@ mod tests {
             (14, "stats"),
             (15, "tensors"),
             (16, "tree"),
+            (17, "files"),
         ];
         assert_eq!(numbers, known);
         assert_eq!(View::at(16), Some(View::TREE));
@@ -457,7 +472,7 @@ mod tests {
         assert_eq!(
             shown_views(["tensor"]).unwrap_err().to_string(),
             "no view is called \"tensor\"; there are sums, manifest, export, f32, gguf, header, index, metadata, npy, plots, \
-             safetensors, samples, shards, stats, tensors, tree"
+             safetensors, samples, shards, stats, tensors, tree, files"
         );
     }
 }

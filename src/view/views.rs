@@ -4,7 +4,7 @@ use super::id::{ShownViews, View};
 use super::results::CachedResults;
 use super::{export, metadata};
 use crate::content::{Content, Error, ReadRequest, ResultId, WaitFor, WaitResource};
-use crate::model::Model;
+use crate::model::{Model, OtherFile};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -49,6 +49,11 @@ impl ModelViews {
     /// The files in `export/`, if they have been made.
     pub fn exports_if_made(&self) -> Option<&[(String, Content)]> {
         self.exports.get().map(Vec::as_slice)
+    }
+
+    /// A file of the model's directory that is no part of it, if there is one with that number.
+    pub fn other(&self, number: u32) -> Option<&OtherFile> {
+        self.model.facts.others.file(number as usize)
     }
 
     /// Fails if the request must not wait, and a text or table of `MANY_TENSORS` tensors or more has to be made first.

@@ -280,6 +280,41 @@ fn links_out_of_the_source_need_every_directory_on_the_way() {
 }
 
 #[test]
+fn other_files_have_the_permissions_of_their_own() {
+    require_root!();
+    let access = Access::new();
+    let setup = "cp whole src/m.safetensors && echo '{}' >src/config.json && echo s >src/notes && mkdir src/sub && \
+        echo t >src/sub/more && ln -s sub/more src/link && chown -R 65534:7000 src";
+    for (path, mode) in [
+        ("src/notes", "640"),
+        ("src/notes", "600"),
+        ("src/sub", "750"),
+        ("src/sub", "711"),
+        ("src/m.safetensors", "600"),
+    ] {
+        let setup = format!("{setup} && chmod {mode} {path}");
+        let (model, notes, link) = ("src/m.safetensors", ("files/notes", "src/notes"), ("files/link", "src/link"));
+        let whole = [notes, link, ("files/sub/more", "src/sub/more"), ("files/sub/", "src/sub"), ("tensors", model)];
+        for (source, shown) in [("src", &whole[..]), (model, &[notes, link, ("tensors", model)])] {
+            let needed: Vec<[&str; 2]> = shown.iter().map(|(_, file)| [*file, model]).collect();
+            // The root of a mount is searched only by those who may read the model.
+            let pairs: Vec<(&str, &[&str])> =
+                shown.iter().zip(&needed).map(|((path, _), needed)| (*path, &needed[..])).collect();
+            access.check(&setup, source, &[], &pairs, true);
+        }
+    }
+    // A directory whose names are private.
+    let private = format!("{setup} && chmod 711 src");
+    access.check(
+        &private,
+        "src/m.safetensors",
+        &[],
+        &[("files/", &["src"]), ("tensors", &["src/m.safetensors"])],
+        true,
+    );
+}
+
+#[test]
 fn owners_that_differ_give_no_access_to_anyone_else() {
     require_root!();
     let access = Access::new();

@@ -29,6 +29,7 @@ mod memory;
 mod metadata;
 mod ollama;
 mod opening;
+mod others;
 mod panics;
 mod premounted;
 mod pytorch;

@@ -96,14 +96,16 @@ const SOURCES: [(&str, bool); 9] = [
 ];
 
 /// Type, mode, links, owner, size, blocks, path and target of everything in a mount, and the SHA-256 of every file but
-/// `index.json`, which names the source.
-fn contents(client: &Client, mount: &Mount) -> String {
+/// `index.json`, which names the source. `files/` is compared in folders only.
+fn contents(client: &Client, mount: &Mount, is_folder: bool) -> String {
+    // Directories of servers are not listed for one file.
+    let left_out = if is_folder { "" } else { "-path ./files -prune -o" };
     let point = mount.point.display();
     // The name of the source may be longer than that of another one.
     let without_size = r"/index.json $/s/^(\S+ \S+ \S+ \S+) \S+ \S+/\1/";
     client.ok(&format!(
-        "cd {point} && find . -printf '%y %m %n %U:%G %s %b %i %P %l\\n' | sed -E '{without_size}' | sort
-        find . -type f ! -name index.json -exec sha256sum {{}} + | sort -k 2"
+        "cd {point} && find . {left_out} -printf '%y %m %n %U:%G %s %b %i %P %l\\n' | sed -E '{without_size}' | sort
+        find . {left_out} -type f ! -name index.json -exec sha256sum {{}} + | sort -k 2"
     ))
 }
 
@@ -134,9 +136,10 @@ enum Commands {
 fn assert_same(client: &Client, url: &str, shown: &str, local: &Path, compared: Commands) {
     let local = local.to_str().unwrap();
     let (here, there) = (client.mount(local, &[]), client.mount(url, &[]));
-    let expected = contents(client, &here);
+    let is_folder = fs::metadata(local).unwrap().is_dir();
+    let expected = contents(client, &here, is_folder);
     assert!(expected.lines().count() > 20, "{expected}");
-    let found = contents(client, &there);
+    let found = contents(client, &there, is_folder);
     let only = |a: &str, b: &str| {
         a.lines().filter(|line| !b.lines().any(|other| other == *line)).collect::<Vec<_>>().join("\n")
     };
@@ -147,7 +150,6 @@ fn assert_same(client: &Client, url: &str, shown: &str, local: &Path, compared: 
     drop((here, there));
 
     let dir = |path: &str| path.rsplit_once('/').unwrap().0.to_owned();
-    let is_folder = fs::metadata(local).unwrap().is_dir();
     let mut commands = vec!["ls SOURCE", "id SOURCE"];
     if compared == Commands::Every {
         commands.extend([
@@ -291,6 +293,23 @@ fn repositories_have_what_local_files_have() {
         assert_same(&client, repository, &format!("{repository}@{commit}"), &local, Commands::Few);
         data_requests(&mut hub);
     }
+}
+
+#[test]
+fn other_files_of_a_repository_are_fetched_when_they_are_read() {
+    require_fuse!();
+    let mut client = Client::new();
+    models(&client, false);
+    let mut hub = hub(&mut client, "models/sharded");
+    let mount = client.mount("hf://org/model", &[]);
+    data_requests(&mut hub);
+    let listed = client.ok(&format!("ls -l {}", mount.path("files").display()));
+    assert!(listed.contains(" 19 ") && listed.contains("config.json"), "{listed}");
+    assert_eq!(data_requests(&mut hub), Vec::<serde_json::Value>::new());
+    assert_eq!(mount.read("files/config.json"), br#"{"hidden_size": 16}"#);
+    assert_eq!(mount.read("files/config.json").len(), 19);
+    let requests: Vec<_> = data_requests(&mut hub);
+    assert!(requests.len() <= 1, "{requests:?}");
 }
 
 #[test]
