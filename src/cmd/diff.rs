@@ -18,7 +18,8 @@ use weightfs::codec::quantized::QuantizedPart;
 use weightfs::compare::{
     ComparablePair, SharedFiles, StoredTensor, TensorPair, deviations, differences, have_same_bytes, obstacle,
 };
-use weightfs::model::{Catalog, Model, ModelDiff, ModelId, OpenedModel, TensorId, TensorPartners};
+use weightfs::content::SourceRun;
+use weightfs::model::{BytePlace, Catalog, Model, ModelDiff, ModelId, OpenedModel, TensorId, TensorPartners};
 use weightfs::source::Location;
 use weightfs::view;
 
@@ -152,7 +153,14 @@ impl<'m> StoredSide<'m> {
 
     fn stored(&self, id: TensorId) -> StoredTensor<'_> {
         let tensor = self.model.tensor(id);
-        StoredTensor { files: &self.files, data: self.model.data(&tensor), runs: self.model.runs(&tensor) }
+        let mut start = 0;
+        let run = |BytePlace { file, range }: BytePlace| {
+            let begin = start;
+            start += range.end - range.start;
+            SourceRun { start: begin, source: file.index(), offset: range.start }
+        };
+        let runs = tensor.places().into_iter().map(run).collect();
+        StoredTensor { files: &self.files, data: self.model.data(&tensor), runs }
     }
 }
 

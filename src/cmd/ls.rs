@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use unicode_width::UnicodeWidthStr;
 use weightfs::format::{SkippedEntry, SkippedKind, TensorInfo};
 use weightfs::inspect::TensorBreakdown;
-use weightfs::model::{Model, TensorId, TensorParts};
+use weightfs::model::{Model, Tensor, TensorId};
 use weightfs::source::Location;
 use weightfs::text::printable;
 use weightfs::units::{format_size, plural};
@@ -191,29 +191,29 @@ impl TensorRow<'_> {
     fn widths(&self, id: TensorId) -> [usize; 5] {
         /// Width of `1.30 GB`.
         const SIZE: usize = 7;
-        let tensor = self.model.tensor(id);
-        let (tensor, parts) = (&tensor.info, tensor.parts);
+        let found = self.model.tensor(id);
+        let tensor = &found.info;
         let dims = tensor.shape.iter().map(|dim| digits(*dim)).sum::<usize>();
         let shape = 2 + dims + tensor.shape.len().saturating_sub(1);
-        let (offset, shard) = match parts {
-            TensorParts::One(_) if !self.shards => (digits(tensor.range.start), 0),
-            TensorParts::One(shard) => (digits(tensor.range.start), self.model.shard(shard).name.width()),
-            TensorParts::Many(runs) => (1, parts_of(runs.count()).len()),
+        let (offset, shard) = match found.file() {
+            Some(_) if !self.shards => (digits(tensor.range.start), 0),
+            Some(file) => (digits(tensor.range.start), self.model.shard(file).name.width()),
+            None => (1, parts_of(&found).len()),
         };
         [tensor.dtype.name().width(), shape, if self.bytes { digits(tensor.nbytes()) } else { SIZE }, offset, shard]
     }
 
     fn write_tensor(&self, id: TensorId, widths: &[usize; 5], line: &mut Vec<u8>) {
-        let tensor = self.model.tensor(id);
-        let (tensor, parts) = (&tensor.info, tensor.parts);
+        let found = self.model.tensor(id);
+        let tensor = &found.info;
         let TensorInfo { name, dtype, shape, range, .. } = tensor;
         let dtype = printable(dtype.name());
         let mut dims = String::with_capacity(16);
         push_shape(&mut dims, shape);
         let size = if self.bytes { tensor.nbytes().to_string() } else { format_size(tensor.nbytes()) };
-        let (offset, shard) = match parts {
-            TensorParts::One(shard) => (range.start.to_string(), printable(&self.model.shard(shard).name)),
-            TensorParts::Many(runs) => ("-".to_owned(), parts_of(runs.count()).into()),
+        let (offset, shard) = match found.file() {
+            Some(file) => (range.start.to_string(), printable(&self.model.shard(file).name)),
+            None => ("-".to_owned(), parts_of(&found).into()),
         };
         let name = squeeze(name, self.name_max);
         self.write([&dtype, &dims, &size, &offset, &shard, &name], widths, line);
@@ -235,9 +235,9 @@ impl TensorRow<'_> {
     }
 }
 
-/// The shard cell of a tensor that is joined from several files.
-fn parts_of(parts: usize) -> String {
-    plural(parts as u64, "part")
+/// The shard cell of a tensor that is made of parts of files.
+fn parts_of(tensor: &Tensor) -> String {
+    if tensor.is_gathered() { "gathered".into() } else { plural(tensor.places().len() as u64, "part") }
 }
 
 fn digits(number: u64) -> usize {

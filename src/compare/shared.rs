@@ -4,7 +4,6 @@ use crate::content::{Segment, SourceRun, Sources};
 use crate::source::{DiskBlock, FileId};
 use crate::threads;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// The files of one model, and the disk blocks that they may share with other files.
 #[derive(Debug)]
@@ -23,8 +22,8 @@ impl SharedFiles {
 pub struct StoredTensor<'a> {
     pub files: &'a SharedFiles,
     pub data: Segment,
-    /// The runs that hold it; `None` if its elements are gathered.
-    pub runs: Option<Arc<[SourceRun]>>,
+    /// The runs that hold it, one after the other; empty if its elements are gathered.
+    pub runs: Vec<SourceRun>,
 }
 
 /// The ranges of two tensors of `len` bytes that are not known to lie in the same place of a disk.
@@ -56,7 +55,7 @@ struct StoredPiece<'a> {
 
 impl<'a> StoredPiece<'a> {
     fn find(tensor: &StoredTensor<'a>, at: u64, len: u64) -> Self {
-        let runs = tensor.runs.as_deref().unwrap_or_default();
+        let runs = &tensor.runs;
         let next = runs.partition_point(|run| run.start <= at);
         let end = runs.get(next).map_or(len, |run| run.start);
         let Some(run) = next.checked_sub(1).map(|last| runs[last]) else {

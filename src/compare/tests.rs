@@ -26,7 +26,7 @@ fn difference(
 fn stored<'f>(sources: &Sources, files: &'f SharedFiles, runs: &[SourceRun], len: u64) -> StoredTensor<'f> {
     let runs: Arc<[SourceRun]> = runs.into();
     let data = Segment::Extents(Extents::new(sources.clone(), runs.clone(), len));
-    StoredTensor { files, data, runs: Some(runs) }
+    StoredTensor { files, data, runs: runs.to_vec() }
 }
 
 /// All dtypes without scales, one without values, and an unknown one.

@@ -6,6 +6,7 @@
 mod decoder;
 mod deferred;
 mod extents;
+mod gathered;
 mod panels;
 mod request;
 mod segment;
@@ -14,6 +15,7 @@ mod strided;
 pub use decoder::{BlockDecoder, SecondStep};
 pub use deferred::DeferredFile;
 pub use extents::{Extent, Extents, SourceRun, Sources, TakeRun};
+pub use gathered::GatheredSource;
 pub use request::{Error, ReadRequest, ResultId, WaitFor, WaitResource, reserve, running_max, zeroed};
 pub use segment::{DecodedData, GeneratedBytes, Segment, SegmentSeries, TakeSegment};
 pub use strided::{StridedData, StridedLayout};

@@ -5,9 +5,7 @@ use super::ino::{self, Inode, InodeDir, NodeId};
 use super::tree::{NameSplit, TensorTree};
 use crate::content::{Content, ReadRequest};
 use crate::model::quantization::QuantizedWeight;
-use crate::model::{
-    Model, OtherEntry, OtherFolder, ShardId, Tensor, TensorId, TensorNumbers, TensorParts, TensorPopulation,
-};
+use crate::model::{Model, OtherEntry, OtherFolder, ShardId, Tensor, TensorId, TensorNumbers, TensorPopulation};
 use crate::name;
 use crate::source::Source;
 use crate::text::HexDigits;
@@ -48,14 +46,11 @@ const XATTRS: [(&str, XattrValue); 7] = [
         (shape.len() <= XATTR_MAX / 3).then(|| format!("{shape:?}")).filter(|text| text.len() <= XATTR_MAX)
     }),
     ("user.weightfs.nbytes", |_, tensor| Some(tensor.info.nbytes().to_string())),
-    ("user.weightfs.offset", |_, tensor| match tensor.parts {
-        TensorParts::One(_) if tensor.info.layout.is_none() => Some(tensor.info.range.start.to_string()),
-        _ => None,
+    ("user.weightfs.offset", |_, tensor| {
+        let place = tensor.file().and_then(|_| tensor.places().into_iter().next())?;
+        Some(place.range.start.to_string())
     }),
-    ("user.weightfs.shard", |model, tensor| match tensor.parts {
-        TensorParts::One(shard) => Some(model.shard(shard).name.clone()),
-        _ => None,
-    }),
+    ("user.weightfs.shard", |model, tensor| Some(model.shard(tensor.file()?).name.clone())),
     ("user.weightfs.quantization", quantization_text),
 ];
 
@@ -510,7 +505,7 @@ impl ModelVolume {
         let paths = [View::TREE, View::SAMPLES].into_iter().filter(|paths| {
             view == View::STORED && paths.is_in_root(&self.views) && NameSplit::of(*paths, model).has(tensor.info.name)
         });
-        let is_in_shard = matches!(tensor.parts, TensorParts::One(_)) && View::SHARDS.is_in_root(&self.views);
+        let is_in_shard = tensor.file().is_some() && View::SHARDS.is_in_root(&self.views);
         let logical = if model.logical().contains(tensor.id) { in_root + paths.count() as u32 } else { 0 };
         logical + if is_in_shard { in_shard } else { 0 }
     }

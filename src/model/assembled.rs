@@ -1,9 +1,11 @@
 //! Tensors that are made of parts of files: of several files, of some rows, under another name, or of a file without a
 //! header.
 
+use super::data::{AssembledRuns, TensorData};
 use super::ids::ShardId;
-use crate::content::SourceRun;
+use crate::content::{GatheredSource, SourceRun, Sources};
 use crate::format::{self, Dtype, HeaderBuilder, TensorInfo, TensorTable};
+use crate::source::Source;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -13,22 +15,10 @@ use std::sync::Arc;
 pub(super) struct AssembledTensors {
     table: TensorTable,
     runs: Arc<[SourceRun]>,
-}
-
-/// The files that hold the data of a tensor.
-#[derive(Debug, Clone)]
-pub enum TensorParts<'m> {
-    /// All of it is in one file, as its header says.
-    One(ShardId),
-    /// Runs in one or several files, one after the other; none for a tensor without data.
-    Many(AssembledRuns<'m>),
-}
-
-#[derive(Debug, Clone)]
-pub struct AssembledRuns<'m> {
-    runs: &'m Arc<[SourceRun]>,
-    /// In bytes from the start of the first run.
-    part: Range<u64>,
+    /// The sources that the runs refer to: the files of the model, and then the tensors that are gathered from them.
+    sources: Sources,
+    /// Number of files.
+    files: usize,
 }
 
 impl AssembledTensors {
@@ -37,52 +27,49 @@ impl AssembledTensors {
     }
 
     /// A tensor, whose range counts from its own start, and its data. Panics unless `index` is below their number.
-    pub fn tensor(&self, index: usize) -> (TensorInfo<'_>, TensorParts<'_>) {
+    pub fn tensor(&self, index: usize) -> (TensorInfo<'_>, TensorData<'_>) {
         let info = self.table.tensor(index);
         let part = info.range.clone();
-        let parts = TensorParts::Many(AssembledRuns { runs: &self.runs, part: part.clone() });
-        (TensorInfo { range: 0..part.end - part.start, ..info }, parts)
+        let data = TensorData::Assembled(AssembledRuns::new(&self.sources, &self.runs, self.files, part.clone()));
+        (TensorInfo { range: 0..part.end - part.start, ..info }, data)
     }
 }
 
-impl<'m> AssembledRuns<'m> {
-    /// Each run, which starts in bytes from the start of the tensor, and its length in bytes.
-    pub fn iter(&self) -> impl Iterator<Item = (SourceRun, u64)> + use<'m> {
-        let (all, part) = (&self.runs[..], self.part.clone());
-        let first = all.partition_point(|run| run.start <= part.start).saturating_sub(1);
-        let touched = if part.is_empty() { first } else { all.partition_point(|run| run.start < part.end) };
-        (first..touched).map(move |at| {
-            let end = all.get(at + 1).map_or(part.end, |next| next.start.min(part.end));
-            let SourceRun { start, source, offset } = all[at];
-            let before = part.start.saturating_sub(start);
-            let run = SourceRun { start: start + before - part.start, source, offset: offset + before };
-            (run, end - start - before)
-        })
-    }
-
-    pub fn count(&self) -> usize {
-        self.iter().count()
-    }
-
-    /// The runs of all assembled tensors, and which part of them is that of the tensor, in bytes.
-    pub(super) fn shared(&self) -> (Arc<[SourceRun]>, Range<u64>) {
-        (self.runs.clone(), self.part.clone())
-    }
-}
-
-#[derive(Debug, Default)]
+/// Makes tensors of parts of the files of a model.
+#[derive(Debug)]
 pub(super) struct TensorAssembly {
     builder: HeaderBuilder,
     runs: Vec<SourceRun>,
     /// Size of all runs in bytes.
     len: u64,
+    files: Sources,
+    /// Tensors whose elements are gathered, as sources with the numbers after those of the files.
+    gathered: Vec<Arc<dyn Source>>,
 }
 
 const TOO_LONG: &str = "it would be too long";
 
 impl TensorAssembly {
-    /// Adds a tensor in C order. `parts` are ranges of sources, in bytes; together they have the size of the tensor.
-    /// The caller has checked that they lie inside the sources.
+    /// `files` are those of the model.
+    pub fn new(files: &Sources) -> Self {
+        let (builder, runs, gathered) = Default::default();
+        Self { builder, runs, len: 0, files: files.clone(), gathered }
+    }
+
+    /// The data of a stored tensor in C order, as the number of a source and a range there, in bytes.
+    pub fn stored(&mut self, shard: ShardId, tensor: &TensorInfo) -> (usize, Range<u64>) {
+        match super::data::array_in(&self.files[shard.index()], tensor) {
+            None => (shard.index(), tensor.range.clone()),
+            Some(array) => {
+                self.gathered.push(Arc::new(GatheredSource::new(array)));
+                (self.files.len() + self.gathered.len() - 1, 0..tensor.nbytes())
+            }
+        }
+    }
+
+    /// Adds a tensor in C order. `parts` are ranges of sources, in bytes, by the numbers of files or of what
+    /// [`TensorAssembly::stored`] returned; together they have the size of the tensor. The caller has checked that they
+    /// lie inside the sources.
     pub fn push(
         &mut self,
         name: &str,
@@ -108,14 +95,25 @@ impl TensorAssembly {
 
     /// An error if two tensors have the same name, or if the names are too long.
     pub fn finish(self) -> Result<AssembledTensors, format::Error> {
-        Ok(AssembledTensors { table: self.builder.finish_tensors()?, runs: self.runs.into() })
+        let files = self.files.len();
+        let sources = if self.gathered.is_empty() {
+            self.files
+        } else {
+            self.files.iter().cloned().chain(self.gathered).collect()
+        };
+        Ok(AssembledTensors { table: self.builder.finish_tensors()?, runs: self.runs.into(), sources, files })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::MemorySource;
     use proptest::prelude::*;
+
+    fn assembly(files: usize) -> TensorAssembly {
+        TensorAssembly::new(&(0..files).map(|_| Arc::new(MemorySource::new(Vec::new())) as Arc<dyn Source>).collect())
+    }
 
     proptest! {
         /// The runs of each tensor are what was pushed, without empty ones.
@@ -123,7 +121,7 @@ mod tests {
         fn runs_of_a_tensor_are_its_own(
             tensors in prop::collection::vec(prop::collection::vec((0usize..3, 0u64..100, 0u64..5), 0..4), 0..6),
         ) {
-            let mut assembly = TensorAssembly::default();
+            let mut assembly = assembly(3);
             for (at, parts) in tensors.iter().enumerate() {
                 let size = parts.iter().map(|part| part.2).sum();
                 let parts = parts.iter().map(|(source, from, len)| (*source, *from..from + len));
@@ -132,7 +130,7 @@ mod tests {
             }
             let assembled = assembly.finish().unwrap();
             for (at, parts) in tensors.iter().enumerate() {
-                let (info, TensorParts::Many(runs)) = assembled.tensor(at) else { panic!() };
+                let (info, TensorData::Assembled(runs)) = assembled.tensor(at) else { panic!() };
                 let mut start = 0;
                 let expected = parts.iter().filter(|part| part.2 > 0).map(|(source, offset, len)| {
                     start += len;
@@ -147,7 +145,7 @@ mod tests {
 
     #[test]
     fn sizes_beyond_those_of_files_are_an_error() {
-        let mut assembly = TensorAssembly::default();
+        let mut assembly = assembly(3);
         let half = 0..(i64::MAX as u64 / 2 + 1);
         assert_eq!(assembly.push("a", Dtype::U8, &[half.end], [(0, half.clone())]), Ok(()));
         assert_eq!(assembly.push("b", Dtype::U8, &[half.end], [(0, half)]), Err(TOO_LONG));
@@ -155,7 +153,7 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        let mut assembly = TensorAssembly::default();
+        let mut assembly = assembly(3);
         assembly.push("a", Dtype::U8, &[1], [(0, 0..1)]).unwrap();
         assembly.push("a", Dtype::Unknown("X7"), &[1], [(0, 0..1)]).unwrap();
         assert_eq!(assembly.finish().unwrap_err().tensor(), Some("a"));

@@ -6,6 +6,7 @@ mod assembled;
 mod beside;
 mod catalog;
 pub mod contradictions;
+mod data;
 mod dequantized;
 mod diff;
 mod error;
@@ -30,8 +31,8 @@ pub use assemble::is_set;
 pub use assemble::numbered::is_pattern;
 pub use assemble::ollama::{file_of, manifest_stem};
 pub use assemble::split::{first_split, open_alone, remark as split_remark};
-pub use assembled::{AssembledRuns, TensorParts};
 pub use catalog::{Catalog, CatalogFolder, FolderItem, NamedItem};
+pub use data::{BytePlace, data_in};
 pub use diff::{MetadataChange, ModelDiff, TensorPartners, changes};
 pub use error::{Error, LINKED};
 pub use header::{lint_file, load_header, load_more};
@@ -43,6 +44,4 @@ pub use population::TensorPopulation;
 pub use quantized::QuantizedWeights;
 pub use refusal::refused_stat;
 pub use stem::{model_name, model_stem};
-pub use table::{
-    Model, ModelForm, NoteKind, Shard, StatedTotals, Tensor, data_in, find_value, is_data_hash, metadata_text,
-};
+pub use table::{Model, ModelForm, NoteKind, Shard, StatedTotals, Tensor, find_value, is_data_hash, metadata_text};

@@ -1,12 +1,13 @@
 //! The table of a model's tensors, over all of its files.
 
-use super::assembled::{AssembledTensors, TensorParts};
+use super::assembled::AssembledTensors;
+use super::data::{self, BytePlaces, TensorData};
 use super::ids::{ShardId, TensorId};
 use super::others::OtherFiles;
 use super::population::TensorPopulation;
 use super::quantized::QuantizedWeights;
-use crate::content::{Extents, Segment, SourceRun, Sources, StridedData, StridedLayout};
-use crate::format::{self, Dtype, Header, MetadataValue, NameTable, SkipList, SkippedEntry, TensorInfo, TensorTable};
+use crate::content::{Extents, Segment, SourceRun, Sources};
+use crate::format::{Dtype, Header, MetadataValue, NameTable, SkipList, SkippedEntry, TensorInfo, TensorTable};
 use crate::source::{self, Location, Source, SourceStat};
 use crate::text::quote;
 use serde::Deserialize;
@@ -157,7 +158,30 @@ pub struct Tensor<'m> {
     pub id: TensorId,
     /// Its description. The `range` of an assembled tensor counts from the start of its own data.
     pub info: TensorInfo<'m>,
-    pub parts: TensorParts<'m>,
+    pub(super) data: TensorData<'m>,
+}
+
+impl Tensor<'_> {
+    /// The file whose header describes the tensor. `None` for one that is made of parts of files.
+    pub fn file(&self) -> Option<ShardId> {
+        if let TensorData::Stored(file) = self.data { Some(file) } else { None }
+    }
+
+    /// The places of its bytes in the files of the model, one after the other. None if they are not there as they are,
+    /// or if an assembled tensor has no bytes.
+    pub fn places(&self) -> BytePlaces {
+        self.data.places(&self.info)
+    }
+
+    /// Whether its bytes lie nowhere as they are, but have to be gathered.
+    pub fn is_gathered(&self) -> bool {
+        self.data.is_gathered(&self.info)
+    }
+
+    /// A file that holds some of its bytes, for messages.
+    pub fn first_file(&self) -> Option<ShardId> {
+        self.data.first_file()
+    }
 }
 
 impl Model {
@@ -261,11 +285,11 @@ impl Model {
 
     pub fn tensor(&self, id: TensorId) -> Tensor<'_> {
         if id.index() < self.assembled.table().len() {
-            let (info, parts) = self.assembled.tensor(id.index());
-            return Tensor { id, info, parts };
+            let (info, data) = self.assembled.tensor(id.index());
+            return Tensor { id, info, data };
         }
         let (shard, index) = self.locate(id);
-        Tensor { id, info: self.shard(shard).header.tensor(index), parts: TensorParts::One(shard) }
+        Tensor { id, info: self.shard(shard).header.tensor(index), data: TensorData::Stored(shard) }
     }
 
     pub fn contains(&self, id: TensorId) -> bool {
@@ -302,30 +326,15 @@ impl Model {
     }
 
     pub fn data(&self, tensor: &Tensor) -> Segment {
-        match &tensor.parts {
-            TensorParts::One(shard) => data_in(self.source(*shard), &tensor.info),
-            TensorParts::Many(assembled) => {
-                let (runs, part) = assembled.shared();
-                Segment::Extents(Extents { sources: self.sources.clone(), runs, part })
-            }
+        match &tensor.data {
+            TensorData::Stored(shard) => data::data_in(self.source(*shard), &tensor.info),
+            TensorData::Assembled(assembled) => assembled.data(),
         }
     }
 
     /// The data of runs in the files of the model, `len` bytes in total.
     pub fn extents(&self, runs: Arc<[SourceRun]>, len: u64) -> Extents {
         Extents::new(self.sources.clone(), runs, len)
-    }
-
-    /// The runs that hold the data of a tensor. A tensor without data may have one run of no bytes. `None` if its
-    /// elements have to be gathered.
-    pub fn runs(&self, tensor: &Tensor) -> Option<Arc<[SourceRun]>> {
-        match &tensor.parts {
-            TensorParts::One(_) if tensor.info.layout.is_some() => None,
-            TensorParts::One(shard) => {
-                Some([SourceRun { start: 0, source: shard.index(), offset: tensor.info.range.start }].into())
-            }
-            TensorParts::Many(runs) => Some(runs.iter().map(|(run, _)| run).collect()),
-        }
     }
 
     /// The table of all logical tensors, unless they are those of several files.
@@ -486,17 +495,6 @@ pub fn is_data_hash(key: &str) -> bool {
     ["modelspec.hash_", "sshs_"].iter().any(|prefix| key.starts_with(prefix))
 }
 
-pub fn data_in(source: &Arc<dyn Source>, tensor: &TensorInfo) -> Segment {
-    let range = tensor.range.clone();
-    match tensor.layout {
-        None => Segment::extent(source, range),
-        Some(format::TensorLayout { strides, size, word }) => {
-            let layout = StridedLayout::new(tensor.shape, strides, size as usize, word.into());
-            Segment::Strided(StridedData { source: source.clone(), range, layout: Arc::new(layout) })
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -505,6 +503,7 @@ mod tests {
     use crate::model::assembled::TensorAssembly;
     use crate::model::header::read_header;
     use crate::source::MemorySource;
+    use std::ops::Range;
     use std::path::Path;
 
     const FORM: ModelForm = ModelForm {
@@ -535,11 +534,81 @@ mod tests {
         Shard { name: "weights.data".into(), location, header, source: Arc::new(MemorySource::new(data.to_vec())) }
     }
 
+    /// A `.npy` file of 16-bit numbers, with `data` as it is stored.
+    fn array(name: &str, descr: &str, is_fortran: bool, shape: &str, data: &[u8]) -> Shard {
+        let fortran = if is_fortran { "True" } else { "False" };
+        let header = format!("{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': {shape}, }}");
+        let len = (header.len() as u16).to_le_bytes();
+        let bytes = [b"\x93NUMPY\x01\x00", &len[..], header.as_bytes(), data].concat();
+        let location = Location::from(Path::new("/m").join(format!("{name}.npy")));
+        let source = Arc::new(MemorySource::new(bytes));
+        let header = read_header(&location, &*source, ParseMode::Strict).unwrap();
+        Shard { name: format!("{name}.npy"), location, header, source }
+    }
+
     fn read(model: &Model, name: &str) -> Vec<u8> {
         let tensor = model.tensor(model.find(name).unwrap());
         let content = Content::from(model.data(&tensor));
         let len = content.len();
         content.read(0..len, &ReadRequest::WAIT).unwrap().to_vec()
+    }
+
+    #[test]
+    fn rows_of_arrays_in_other_orders_are_renamed_sliced_and_joined() {
+        // Rows [0, 1, 2], [3, 4, 5]; the same in big-endian order; [6, 7, 8], [9, 10, 11] by columns.
+        let numbers = |numbers: &[u16]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+        let big: Vec<u8> = (0..6u16).flat_map(u16::to_be_bytes).collect();
+        let files = vec![
+            array("big", ">u2", false, "(2, 3)", &big),
+            array("columns", "<u2", true, "(2, 3)", &numbers(&[6, 9, 7, 10, 8, 11])),
+            array("plain", "<u2", false, "(2, 3)", &numbers(&[12, 13, 14, 15, 16, 17])),
+        ];
+        let mut model = Model::new(&Path::new("/m/recipe").into(), &FORM, files);
+        let mut made = TensorAssembly::new(&model.sources);
+        let parts = (0..3).map(|shard| {
+            let id = model.stored_in(ShardId::new(shard)).at(0);
+            made.stored(ShardId::new(shard), &model.tensor(id).info)
+        });
+        let parts: Vec<(usize, Range<u64>)> = parts.collect();
+        let row = |part: usize, row: u64| {
+            let (source, range) = parts[part].clone();
+            (source, range.start + row * 6..range.start + row * 6 + 6)
+        };
+        made.push("renamed", Dtype::U16, &[2, 3], [parts[1].clone()]).unwrap();
+        made.push("row", Dtype::U16, &[1, 3], [row(0, 1)]).unwrap();
+        made.push("joined", Dtype::U16, &[6, 3], parts.clone()).unwrap();
+        made.push("rows", Dtype::U16, &[3, 3], [row(1, 1), row(2, 0), row(0, 0)]).unwrap();
+        made.push("in the file", Dtype::U16, &[1, 3], [row(2, 1)]).unwrap();
+        let stored = model.stored().iter().collect();
+        model.set_assembled(made.finish().unwrap(), stored);
+
+        let all: Vec<u16> = (0..18).collect();
+        for (name, expected) in [
+            ("renamed", &all[6..12]),
+            ("row", &all[3..6]),
+            ("joined", &all[..]),
+            ("rows", &[9, 10, 11, 12, 13, 14, 0, 1, 2]),
+            ("in the file", &all[15..]),
+        ] {
+            let tensor = model.tensor(model.find(name).unwrap());
+            assert_eq!(read(&model, name), numbers(expected), "{name}");
+            assert_eq!(
+                (tensor.is_gathered(), tensor.places().len()),
+                match name {
+                    "in the file" => (false, 1),
+                    _ => (true, 0),
+                }
+            );
+            // Parts of elements too.
+            let content = Content::from(model.data(&tensor));
+            for start in 0..content.len() {
+                let part = content.read(start..content.len().min(start + 5), &ReadRequest::WAIT).unwrap();
+                assert_eq!(&part[..], &numbers(expected)[start as usize..][..part.len()], "{name}");
+            }
+        }
+        let place = &model.tensor(model.find("in the file").unwrap()).places()[0];
+        assert_eq!((place.file, place.range.end - place.range.start), (ShardId::new(2), 6));
+        assert!(place.range.end == model.source(ShardId::new(2)).len());
     }
 
     #[test]
@@ -551,7 +620,7 @@ mod tests {
             (model.shard_of(id).index(), model.tensor(id).info.range)
         };
         let (a, b) = (at("a"), at("b"));
-        let mut made = TensorAssembly::default();
+        let mut made = TensorAssembly::new(&model.sources);
         made.push("renamed", Dtype::U8, &[2, 3], [a.clone()]).unwrap();
         made.push("second_row", Dtype::U8, &[1, 3], [(a.0, a.1.start + 3..a.1.end)]).unwrap();
         made.push("joined", Dtype::U8, &[3, 3], [b, a]).unwrap();

@@ -89,12 +89,13 @@ mod tests {
         if FileStorage::of(&file) != FileStorage::Local || caches[0].has(&file, &(0..LEN)) {
             return;
         }
-        for cache in &caches {
+        for range in [0..LEN, 4096..4097] {
             fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-            assert!(!cache.has(&file, &(0..LEN)), "{cache:?}");
-            fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-            assert!(!cache.has(&file, &(4096..4097)), "{cache:?}");
-            assert!(cache.has(&file, &(7..7)), "{cache:?}");
+            assert!(!caches[0].has(&file, &range), "{range:?}");
+            // A sample starts read-ahead, and a fast disk may have delivered the page before the kernel looks again.
+            // Then the page is in the page cache.
+            assert!(!caches[1].has(&file, &range) || caches[0].has(&file, &range), "{range:?}");
         }
+        assert!(caches.iter().all(|cache| cache.has(&file, &(7..7))));
     }
 }

@@ -108,8 +108,7 @@ impl ModelExport {
             conversion.is_some() && entries.find(|numbers| is_converted(numbers, conversion)).is_some();
         entries.conversion = conversion.filter(|_| is_any_converted);
         // Elements that have to be gathered are not runs of a file.
-        let is_series =
-            entries.conversion.is_some() || entries.find(|numbers| numbers.tensor.info.layout.is_some()).is_some();
+        let is_series = entries.conversion.is_some() || entries.find(|numbers| numbers.tensor.is_gathered()).is_some();
         // The order of tensors in other formats does not align them in a safetensors file.
         if is_series || entries.model.format() != SAFETENSORS {
             entries.align();

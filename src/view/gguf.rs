@@ -9,7 +9,7 @@ use crate::format::gguf::{
     ALIGNMENT_KEY, MAGIC, METADATA_START, NAME, SHAPE_PREFIX, SPLIT_PREFIX, alignment, stored_shape,
 };
 use crate::format::{Header, MetadataValue, TensorInfo};
-use crate::model::{Model, Shard, Tensor, TensorId, TensorNumbers, TensorParts};
+use crate::model::{BytePlace, Model, Shard, Tensor, TensorId, TensorNumbers};
 use crate::source::{Source, ZeroSource};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ pub fn has(model: &Model) -> bool {
 }
 
 pub fn gguf_shows(numbers: &TensorNumbers) -> bool {
-    numbers.tensor.info.layout.is_none() && numbers.tensor.info.dtype.ggml().is_some()
+    !numbers.tensor.is_gathered() && numbers.tensor.info.dtype.ggml().is_some()
 }
 
 /// A file that holds only this tensor, under its own name, with the `general.*` metadata of the first file, and with
@@ -141,7 +141,7 @@ impl GgufBuilder {
     fn tensor(&mut self, model: &Model, id: TensorId) -> Option<u64> {
         let (tensor, offset) = (model.tensor(id), self.data_len);
         // A shard may be of another format.
-        if tensor.info.layout.is_some() || tensor.info.dtype.ggml().is_none() {
+        if tensor.is_gathered() || tensor.info.dtype.ggml().is_none() {
             return None;
         }
         let end = offset.checked_add(tensor.info.nbytes())?;
@@ -173,14 +173,12 @@ impl GgufBuilder {
 }
 
 /// Adds the runs that hold the data of a tensor.
-pub fn push_data(runs: &mut Vec<SourceRun>, start: u64, tensor: &Tensor) {
-    match &tensor.parts {
-        TensorParts::One(shard) => push_run(runs, start, shard.index(), tensor.info.range.clone()),
-        TensorParts::Many(parts) => {
-            for (part, len) in parts.iter() {
-                push_run(runs, start + part.start, part.source, part.offset..part.offset + len);
-            }
-        }
+pub fn push_data(runs: &mut Vec<SourceRun>, mut start: u64, tensor: &Tensor) {
+    for BytePlace { file, range } in tensor.places() {
+        let len = range.end - range.start;
+        push_run(runs, start, file.index(), range);
+        // The caller may find out later that the file would be too large.
+        start = start.saturating_add(len);
     }
 }
 

@@ -4,7 +4,7 @@ use super::lines::{Out, TextLines, TextPieces, write_list};
 use crate::content::{Content, Segment};
 use crate::format::{SkippedEntry, SkippedKind};
 use crate::model::quantization::QuantizedWeight;
-use crate::model::{Model, ShardId, TensorId, TensorNumbers, TensorParts};
+use crate::model::{BytePlace, Model, ShardId, TensorId, TensorNumbers};
 use crate::name;
 use crate::text::write_json_string;
 use std::io;
@@ -94,17 +94,17 @@ fn write_line(model: &Model, dirs: Option<TensorDirs>, tensor: TensorId, out: Ou
         out.write_all(b", \"file\": ")?;
         let file = name::encode_name(info.name);
         let is_logical = model.logical().contains(tensor.id);
-        match (dirs.tensors, &tensor.parts) {
+        match (dirs.tensors, tensor.file()) {
             (Some(dir), _) if is_logical => serde_json::to_writer(&mut *out, &format_args!("{dir}/{file}"))?,
-            (Some(dir), &TensorParts::One(shard)) if dirs.in_shards => {
+            (Some(dir), Some(shard)) if dirs.in_shards => {
                 let shard = name::encode_name(&model.shard(shard).name);
                 serde_json::to_writer(&mut *out, &format_args!("shards/{shard}/{dir}/{file}"))?;
             }
             _ => out.write_all(b"null")?,
         }
     }
-    match &tensor.parts {
-        &TensorParts::One(shard) => {
+    match tensor.file() {
+        Some(shard) => {
             out.write_all(b", ")?;
             write_extent(model, shard, info.range.start, out)?;
             if let Some(layout) = info.layout {
@@ -113,12 +113,12 @@ fn write_line(model: &Model, dirs: Option<TensorDirs>, tensor: TensorId, out: Ou
                 out.write_all(if layout.word > 1 { b"], \"byte_order\": \"big\"" } else { b"]" })?;
             }
         }
-        TensorParts::Many(runs) => {
+        None => {
             out.write_all(b", \"extents\": [")?;
-            for (at, (run, len)) in runs.iter().enumerate() {
+            for (at, BytePlace { file, range }) in tensor.places().into_iter().enumerate() {
                 out.write_all(if at == 0 { b"{" } else { b", {" })?;
-                write_extent(model, ShardId::new(run.source), run.offset, out)?;
-                write!(out, ", \"nbytes\": {len}}}")?;
+                write_extent(model, file, range.start, out)?;
+                write!(out, ", \"nbytes\": {}}}", range.end - range.start)?;
             }
             out.write_all(b"]")?;
         }

@@ -1,9 +1,12 @@
 """Creates a dataset as safetensors-spark writes it in batch mode, or compares a mount of it with NumPy's concatenation.
 
     dataset.py make DIRECTORY
+    dataset.py make-mixed DIRECTORY    some shards are NumPy archives in big-endian or in Fortran order
     dataset.py compare DIRECTORY MOUNT
+    dataset.py compare-mixed DIRECTORY MOUNT
 """
 
+import io
 import json
 import struct
 import sys
@@ -28,8 +31,8 @@ SHARDS = [f"part-{at:05d}-0000-0e8b1f5c-1d6e-4f0a-9f5e-0123456789ab.safetensors"
 
 
 def shard(at):
-    rng = np.random.default_rng(at)
     for name, dtype in DTYPES.items():
+        rng = np.random.default_rng([at, len(name), ord(name[0])])
         shape = (ROWS[at], *TRAILING[name])
         yield name, rng.integers(0, 200, shape).astype(dtype) - rng.integers(0, 9, shape).astype(dtype)
 
@@ -41,10 +44,22 @@ def without_padding(file):
     return struct.pack("<Q", len(header)) + header + file[8 + length :]
 
 
-def make(directory):
+def archive(arrays, at):
+    file = io.BytesIO()
+    if at % 3 == 1:
+        np.savez(file, **{name: np.asfortranarray(array) for name, array in arrays.items()})
+    else:
+        np.savez(file, **{name: array.astype(array.dtype.newbyteorder(">")) for name, array in arrays.items()})
+    return file.getvalue()
+
+
+def make(directory, mixed=False):
+    if mixed:
+        del DTYPES["bf16"]  # NumPy files have no such dtype.
     shards = []
     for at, name in enumerate(SHARDS):
-        file = without_padding(save(dict(shard(at))))
+        arrays = {name: array for name, array in shard(at) if name in DTYPES}
+        file = archive(arrays, at) if mixed and at % 3 else without_padding(save(arrays))
         (directory / name).write_bytes(file)
         shards.append({"shard_path": name, "samples_count": ROWS[at], "bytes": len(file)})
     manifest = {
@@ -59,13 +74,16 @@ def make(directory):
     (directory / "_SUCCESS").touch()
 
 
-def compare(directory, mount):
+def compare(directory, mount, mixed=False):
+    if mixed:
+        del DTYPES["bf16"]
     assert (mount / "dataset_manifest.json").read_bytes() == (directory / "dataset_manifest.json").read_bytes()
     parts = [dict(shard(at)) for at in range(len(SHARDS))]
     lines = {line["name"]: line for line in json.loads((mount / "index.json").read_bytes())["tensors"]}
     assert set(lines) == set(DTYPES), lines
     whole = safe_open(mount / "export" / f"{directory.name}-whole.safetensors", framework="numpy")
     assert set(whole.keys()) == set(DTYPES)
+    gathered = set()
     for name, dtype in DTYPES.items():
         expected = np.concatenate([part[name] for part in parts])
         assert (mount / "tensors" / name).read_bytes() == expected.tobytes(), name
@@ -80,7 +98,12 @@ def compare(directory, mount):
         if name != "bf16":
             assert (one.get_tensor(name) == expected).all(), name
             assert (whole.get_tensor(name) == expected).all(), name
-        extents = b""
+        assert mixed or lines[name]["extents"], name
+        if mixed and not lines[name]["extents"]:
+            gathered.add(name)
+            extents = expected.tobytes()
+        else:
+            extents = b""
         for extent in lines[name]["extents"]:
             with open(directory / extent["shard"], "rb") as file:
                 file.seek(extent["offset"])
@@ -91,8 +114,9 @@ def compare(directory, mount):
             assert (alone / "tensors" / name).read_bytes() == part[name].tobytes(), (name, at)
             array = np.load(alone / "npy" / f"{name}.npy")
             assert array.shape == part[name].shape and (array == part[name].astype(array.dtype)).all(), (name, at)
+    assert mixed == ("f32" in gathered), gathered
 
 
 if __name__ == "__main__":
     command, *paths = sys.argv[1:]
-    {"make": make, "compare": compare}[command](*map(Path, paths))
+    {"make": make, "compare": compare}[command.removesuffix("-mixed")](*map(Path, paths), command.endswith("-mixed"))

@@ -82,6 +82,24 @@ fn arrays_match_numpy_concatenation() {
 }
 
 #[test]
+fn shards_in_other_orders_of_bytes_are_joined() {
+    require_fuse!();
+    let scene = Scene::new();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/dataset.py");
+    let dir = scene.mkdir("mixed");
+    run_ok(python().to_str().unwrap(), [script.as_os_str(), "make-mixed".as_ref(), dir.as_os_str()]);
+    let mount = scene.mount(&dir, &[]);
+    let compare = [script.as_os_str(), "compare-mixed".as_ref(), dir.as_os_str(), mount.point.as_os_str()];
+    run_ok(python().to_str().unwrap(), compare);
+    assert!(!mount.log().contains("WARN"), "{}", mount.log());
+    // Commands that read the data, without a mount.
+    let listed = scene.ok("weightfs ls mixed");
+    assert!(listed.lines().any(|line| line.contains("gathered") && line.ends_with("f32")), "{listed}");
+    scene.ok("weightfs export mixed joined.safetensors && weightfs diff --values mixed joined.safetensors");
+    scene.ok("weightfs check --values joined.safetensors");
+}
+
+#[test]
 fn arrays_that_cannot_be_joined_are_reported_and_stay_in_shards() {
     require_fuse!();
     let scene = Scene::new();

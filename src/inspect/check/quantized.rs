@@ -9,7 +9,7 @@ use crate::content::ReadRequest;
 use crate::format::TensorInfo;
 use crate::model::contradictions::{SAMPLE_BYTES, ZeroPointFaults};
 use crate::model::quantization::{ProblemKind, ProblemPlace, QuantizedWeight, WeightWarning};
-use crate::model::{Error, Model, TensorId, TensorParts};
+use crate::model::{Error, Model, TensorId};
 use crate::rules::CheckRule;
 use crate::text::quote;
 use crate::threads;
@@ -120,9 +120,8 @@ pub(super) fn read_companion(
     for some in all.chunks(TENSORS_AT_ONCE) {
         let found = threads::map_parallel(some.len(), |at| faults(model, &some[at], advance));
         for (companion, faults) in some.iter().zip(found) {
-            let TensorParts::One(shard) = model.tensor(companion.tensor).parts else { continue };
-            let name = names.get(shard.index()).map_or("", |name| name);
-            report_faults(model, companion, &faults?, name, report);
+            let file = model.tensor(companion.tensor).first_file().and_then(|file| names.get(file.index()));
+            report_faults(model, companion, &faults?, file.or(names.first()).map_or("", |name| name), report);
         }
     }
     Ok(())
@@ -175,10 +174,7 @@ pub(super) fn read_zero_points(
         for ((weight, zeros), faults) in some.iter().zip(found) {
             let (faults, tensor) = (faults?, model.tensor(*zeros));
             let Some(found) = faults.found(&weight.class.layout) else { continue };
-            let file = match tensor.parts {
-                TensorParts::One(shard) => names.get(shard.index()),
-                TensorParts::Many(_) => names.first(),
-            };
+            let file = tensor.first_file().and_then(|file| names.get(file.index())).or(names.first());
             let (name, ZeroPointFaults { wrong, total, .. }) = (tensor.info.name, faults);
             report.add(CheckRule::QuantizationConfig, file.map_or("", |name| name), Some(name), || {
                 let (name, of) = (quote(name), quote(model.weight_name(weight)));

@@ -4,7 +4,7 @@ use super::html::{HtmlPage, exact_size, query_of, shown_name};
 use super::model::{neighbours, quantization};
 use super::query::PageRequest;
 use crate::fs::{Error, TensorFile};
-use crate::model::{Model, TensorId, TensorParts};
+use crate::model::{Model, TensorId};
 use crate::serve::url;
 use crate::text::{brackets, shell_word, shorten};
 use crate::units::{format_size, grouped};
@@ -86,17 +86,16 @@ fn tensor_facts(model: &Model, id: TensorId, page: &mut HtmlPage) {
         let values = TensorId::new(owner.values);
         page.raw("<dt>Belongs to</dt><dd>").tensor_link(values, model.weight_name(owner)).raw("</dd>");
     }
-    match tensor.parts {
-        TensorParts::One(shard) => {
-            page.raw("<dt>File</dt><dd>").name(&model.shard(shard).name);
-            if info.layout.is_none() {
-                page.text(&format!(", from byte {}", grouped(info.range.start)));
+    match (tensor.file(), &tensor.places()[..]) {
+        (Some(file), places) => {
+            page.raw("<dt>File</dt><dd>").name(&model.shard(file).name);
+            if let [place] = places {
+                page.text(&format!(", from byte {}", grouped(place.range.start)));
             }
             page.raw("</dd>");
         }
-        TensorParts::Many(runs) => {
-            page.fact("Files", &format!("joined from {} places", grouped(runs.count() as u64)));
-        }
+        (None, []) => drop(page.fact("Files", "gathered from several places")),
+        (None, places) => drop(page.fact("Files", &format!("joined from {} places", grouped(places.len() as u64)))),
     }
     page.raw("</dl>\n");
 }

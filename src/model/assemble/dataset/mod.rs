@@ -108,7 +108,7 @@ fn join(
         model.set_aside(aside);
         return Ok(None);
     }
-    let (mut joined, mut apart, mut rest) = (TensorAssembly::default(), Vec::new(), &others[..]);
+    let (mut joined, mut apart, mut rest) = (TensorAssembly::new(&model.sources), Vec::new(), &others[..]);
     for first in stored.iter().filter(|id| aside.binary_search(id).is_err()) {
         let (same, after) = rest.split_at(rest.partition_point(|other| other.0 == first));
         rest = after;
@@ -137,15 +137,12 @@ fn join_one(
     // Looking the name up in each shard would be slow: there may be thousands of shards without it, and a million
     // names.
     let homes: Vec<ShardId> = parts.iter().map(|part| model.shard_of(*part)).collect();
-    let (mut rows, mut ranges) = (0u64, Vec::with_capacity(parts.len()));
+    let (mut rows, mut found) = (0u64, Vec::with_capacity(parts.len()));
     for (name, shard) in shards {
         let part = shard.and_then(|shard| Some((shard, homes.binary_search(&ShardId::new(shard)).ok()?)));
         let Some((shard, part)) = part else { return Err(format!("{} does not have it", quote(name))) };
-        let TensorInfo { dtype, shape, range, layout, .. } = model.tensor(parts[part]).info;
-        // A shard may be of another format than its name says.
-        if layout.is_some() {
-            return Err(format!("its elements in {} are not in C order and little-endian", quote(name)));
-        }
+        let info = model.tensor(parts[part]).info;
+        let TensorInfo { dtype, shape, .. } = info;
         if dtype != like.dtype {
             let (like, dtype) = (like.dtype.quoted(), dtype.quoted());
             return Err(format!("it is {like} in {home}, and {dtype} in {}", quote(name)));
@@ -156,10 +153,11 @@ fn join_one(
         };
         rows =
             rows.checked_add(*count).ok_or_else(|| format!("it would be too long with its part in {}", quote(name)))?;
-        ranges.push((shard, range));
+        found.push((ShardId::new(shard), info));
     }
     let shape = [&[rows], trailing].concat();
-    joined.push(like.name, like.dtype, &shape, ranges).map_err(str::to_owned)
+    let parts: Vec<_> = found.iter().map(|(shard, info)| joined.stored(*shard, info)).collect();
+    joined.push(like.name, like.dtype, &shape, parts).map_err(str::to_owned)
 }
 
 /// The separators of key and column that are tried, in this order. The first is the default of the writer. The manifest

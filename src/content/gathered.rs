@@ -1,0 +1,87 @@
+//! An array whose elements do not lie in C order, as a source in which they do.
+
+use super::extents::TakeRun;
+use super::request::Error;
+use super::strided::StridedData;
+use crate::source::{self, Bytes, Source, SourceInfo, each_run};
+use nix::errno::Errno;
+use std::ops::Range;
+use std::path::Path;
+
+/// An array in C order and little-endian order, so that parts of it can be joined with those of files. Each read
+/// gathers the elements that it needs.
+#[derive(Debug)]
+pub struct GatheredSource {
+    array: StridedData,
+    /// That of the file, but for the size. There is no path where the same bytes could be opened again.
+    info: SourceInfo,
+}
+
+impl GatheredSource {
+    pub fn new(array: StridedData) -> Self {
+        let info = SourceInfo { len: array.layout.nbytes(), path: None, ends: None, ..array.source.info().clone() };
+        Self { array, info }
+    }
+
+    /// Fails unless the array has these bytes.
+    fn check(&self, range: &Range<u64>) -> Result<(), source::Error> {
+        match range.start <= range.end && range.end <= self.info.len {
+            true => Ok(()),
+            false => Err(source::Error::OutOfRange { range: range.clone(), len: self.info.len }),
+        }
+    }
+
+    /// Passes the runs of the file that a range needs to `take`, until it fails.
+    fn visit(&self, range: &Range<u64>, take: &mut TakeRun) -> Result<(), Error> {
+        if self.check(range).is_err() || range.is_empty() { Ok(()) } else { self.array.visit_runs(range, take) }
+    }
+}
+
+impl Source for GatheredSource {
+    fn info(&self) -> &SourceInfo {
+        &self.info
+    }
+
+    fn bytes(&self, range: Range<u64>) -> Result<Bytes, source::Error> {
+        self.check(&range)?;
+        let mut bytes = Vec::new();
+        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        bytes.try_reserve_exact(len).map_err(|_| {
+            let path = self.array.source.path().unwrap_or(Path::new("")).to_owned();
+            source::Error::Io { path, error: Errno::ENOMEM.into() }
+        })?;
+        bytes.resize(len, 0);
+        self.array.fill(&mut bytes, range.start)?;
+        Ok(Bytes::Owned(bytes))
+    }
+
+    fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), source::Error> {
+        for (buf, start) in each_run(buf, len, offset, step) {
+            self.check(&(start..start.saturating_add(buf.len() as u64)))?;
+            self.array.fill(buf, start)?;
+        }
+        Ok(())
+    }
+
+    fn verify(&self) -> Result<(), source::Error> {
+        self.array.source.verify()
+    }
+
+    fn may_block(&self, range: &Range<u64>) -> bool {
+        let mut may_block = false;
+        let _ = self.visit(range, &mut |source, run| {
+            may_block |= source.may_block(&run);
+            Ok(())
+        });
+        may_block
+    }
+
+    fn prepare(&self, range: Range<u64>, is_cancelled: &dyn Fn() -> bool) -> Result<(), source::Error> {
+        let mut failed = Ok(());
+        let _ = self.visit(&range, &mut |source, run| {
+            failed = source.prepare(run, is_cancelled);
+            if failed.is_ok() { Ok(()) } else { Err(Error::Interrupted) }
+        });
+        failed
+    }
+}

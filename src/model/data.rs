@@ -1,0 +1,117 @@
+//! Where the data of a tensor lies.
+
+use super::ids::ShardId;
+use crate::content::{Extents, Segment, SourceRun, Sources, StridedData, StridedLayout};
+use crate::format::{TensorInfo, TensorLayout};
+use crate::source::Source;
+use smallvec::SmallVec;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How the data of a tensor is stored. Only the model matches on it: others ask for the data, or for its places.
+#[derive(Debug, Clone)]
+pub(super) enum TensorData<'m> {
+    /// In one file, as its header says: a run of bytes, or elements that do not lie in C order.
+    Stored(ShardId),
+    /// In runs over the files, and over tensors that are gathered from them.
+    Assembled(AssembledRuns<'m>),
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct AssembledRuns<'m> {
+    sources: &'m Sources,
+    runs: &'m Arc<[SourceRun]>,
+    /// The sources before this one are files.
+    files: usize,
+    /// In bytes from the start of the first run.
+    part: Range<u64>,
+}
+
+/// A run of bytes of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BytePlace {
+    pub file: ShardId,
+    /// In bytes from the start of the file.
+    pub range: Range<u64>,
+}
+
+pub type BytePlaces = SmallVec<[BytePlace; 1]>;
+
+impl TensorData<'_> {
+    /// The places of the bytes, one after the other; none if they have to be gathered.
+    pub fn places(&self, tensor: &TensorInfo) -> BytePlaces {
+        match self {
+            _ if self.is_gathered(tensor) => BytePlaces::new(),
+            Self::Stored(file) => [BytePlace { file: *file, range: tensor.range.clone() }].into_iter().collect(),
+            Self::Assembled(assembled) => assembled.places(),
+        }
+    }
+
+    /// Whether the bytes lie nowhere as they are.
+    pub fn is_gathered(&self, tensor: &TensorInfo) -> bool {
+        match self {
+            Self::Stored(_) => tensor.layout.is_some(),
+            Self::Assembled(assembled) => assembled.iter().any(|(run, _)| run.source >= assembled.files),
+        }
+    }
+
+    /// The file that holds the first bytes. `None` if there are no bytes.
+    pub fn first_file(&self) -> Option<ShardId> {
+        match self {
+            Self::Stored(shard) => Some(*shard),
+            Self::Assembled(assembled) => assembled.first_file(),
+        }
+    }
+}
+
+impl<'m> AssembledRuns<'m> {
+    pub fn new(sources: &'m Sources, runs: &'m Arc<[SourceRun]>, files: usize, part: Range<u64>) -> Self {
+        Self { sources, runs, files, part }
+    }
+
+    /// Each run, which starts in bytes from the start of the tensor, and its length in bytes.
+    pub fn iter(&self) -> impl Iterator<Item = (SourceRun, u64)> + use<'m> {
+        let (all, part) = (&self.runs[..], self.part.clone());
+        let first = all.partition_point(|run| run.start <= part.start).saturating_sub(1);
+        let touched = if part.is_empty() { first } else { all.partition_point(|run| run.start < part.end) };
+        (first..touched).map(move |at| {
+            let end = all.get(at + 1).map_or(part.end, |next| next.start.min(part.end));
+            let SourceRun { start, source, offset } = all[at];
+            let before = part.start.saturating_sub(start);
+            let run = SourceRun { start: start + before - part.start, source, offset: offset + before };
+            (run, end - start - before)
+        })
+    }
+
+    fn places(&self) -> BytePlaces {
+        let place = |(run, len): (SourceRun, u64)| BytePlace {
+            file: ShardId::new(run.source),
+            range: run.offset..run.offset + len,
+        };
+        self.iter().map(place).collect()
+    }
+
+    /// That of a gathered tensor is not known.
+    fn first_file(&self) -> Option<ShardId> {
+        self.iter().find(|(run, _)| run.source < self.files).map(|(run, _)| ShardId::new(run.source))
+    }
+
+    pub fn data(&self) -> Segment {
+        Segment::Extents(Extents { sources: self.sources.clone(), runs: self.runs.clone(), part: self.part.clone() })
+    }
+}
+
+/// The data of a tensor that a file holds, in C order and little-endian order.
+pub fn data_in(source: &Arc<dyn Source>, tensor: &TensorInfo) -> Segment {
+    match array_in(source, tensor) {
+        None => Segment::extent(source, tensor.range.clone()),
+        Some(array) => Segment::Strided(array),
+    }
+}
+
+/// The elements of a tensor that do not lie in C order and little-endian order in a file. `None` for other tensors.
+pub(super) fn array_in(source: &Arc<dyn Source>, tensor: &TensorInfo) -> Option<StridedData> {
+    let TensorLayout { strides, size, word } = tensor.layout?;
+    let layout = StridedLayout::new(tensor.shape, strides, size as usize, word.into());
+    Some(StridedData { source: source.clone(), range: tensor.range.clone(), layout: Arc::new(layout) })
+}
