@@ -36,6 +36,8 @@ pub enum Command {
     Ls(LsArgs),
     /// Print the shape, the statistics and some values of a tensor
     Show(ShowArgs),
+    /// Print the statistics of the values of all tensors
+    Stats(StatsArgs),
     /// Write files of a mount to standard output, without mounting
     Cat(CatArgs),
     /// Copy files of a mount to a directory, without mounting
@@ -72,7 +74,7 @@ pub enum Command {
 }
 
 /// Words that may be meant for a command.
-pub(super) const MISTAKEN: [(&str, &[&str]); 19] = [
+pub(super) const MISTAKEN: [(&str, &[&str]); 20] = [
     ("umount", &["unmount", "eject", "detach"]),
     ("status", &["mounts", "mounted"]),
     ("doctor", &["diagnose", "troubleshoot"]),
@@ -82,6 +84,7 @@ pub(super) const MISTAKEN: [(&str, &[&str]); 19] = [
     ("cat", &["print", "dump"]),
     ("cp", &["copy", "extract"]),
     ("show", &["values", "peek", "view"]),
+    ("stats", &["statistics", "histogram"]),
     ("inspect", &["info", "describe", "stat"]),
     ("id", &["hash", "fingerprint"]),
     ("summary", &["summarize", "summarise"]),
@@ -816,6 +819,41 @@ pub struct ShowArgs {
 
     #[command(flatten)]
     pub numbers: NumbersArgs,
+}
+
+const STATS_HELP: &str = "\
+Examples:
+  weightfs stats model.safetensors
+  weightfs stats --only '*.mlp.*' model.gguf
+  weightfs stats --csv hf://org/model >model.csv
+  weightfs stats --json model.safetensors | jq -c '.tensors[] | select(.nan > 0) | .name'
+
+The statistics are those of the files in stats/ of a mount; --json has the histograms too. Quantized weights are dequantized.
+All data is read. In the table, smallest and largest values, means and standard deviations are those of the finite values.
+
+Exit status: 0 success, 1 failure, 2 usage error.";
+
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = STATS_HELP)]
+pub struct StatsArgs {
+    #[command(flatten)]
+    pub input: SourceArgs,
+
+    /// Count only tensors whose full name matches this glob; * matches dots and slashes too; can be repeated
+    #[arg(long, value_name = "PATTERN", value_parser = parse_pattern)]
+    pub only: Vec<glob::Pattern>,
+
+    /// Print one JSON object per model, with one tensor per line
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print one line of comma-separated values per tensor, after a line of names (RFC 4180)
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
+
+    /// Count the stored numbers of quantized weights, instead of dequantizing them
+    #[arg(long)]
+    pub stored: bool,
 }
 
 const SERVE_HELP: &str = "\

@@ -20,6 +20,7 @@ pub mod mount;
 pub mod serve;
 pub mod show;
 mod sort;
+pub mod stats;
 mod status;
 pub mod summary;
 pub mod umount;
@@ -43,6 +44,7 @@ pub fn run_command(command: &Command) -> Result<ExitCode> {
         Command::Serve(_) => anyhow::bail!("this weightfs was built without the feature serve"),
         Command::Ls(args) => ls::run_ls(args),
         Command::Show(args) => show::run_show(args),
+        Command::Stats(args) => stats::run_stats(args),
         Command::Cat(args) => cat::run_cat(args),
         Command::Cp(args) => cp::run_cp(args),
         Command::Inspect(args) => inspect::run_inspect(args),

@@ -13,8 +13,14 @@ use std::sync::Arc;
 /// Smallest share of a thread, in bytes. Smaller tensors are processed by one thread.
 const PART_MIN: u64 = 4 << 20;
 
-pub fn stats_shows(numbers: &TensorNumbers) -> bool {
+/// Whether `stats/` shows a tensor: its values can be counted.
+pub fn has_statistics(numbers: &TensorNumbers) -> bool {
     stats::has(numbers.dtype())
+}
+
+/// The statistics of the values of a tensor, counted on all cores. Fails if it has none.
+pub fn tensor_stats(model: &Model, numbers: &TensorNumbers, request: &ReadRequest) -> Result<TensorStats, Error> {
+    stats_count(numbers.dtype(), &own(model, numbers), request)
 }
 
 /// The file of a tensor. The whole file is computed at the first read.

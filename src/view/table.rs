@@ -211,7 +211,7 @@ pub const VIEWS: &[ViewRow] = &[
         files: ViewFiles::Tensors {
             suffix: ".png",
             is_numeric: true,
-            shows: stats::stats_shows,
+            shows: stats::has_statistics,
             is_stored: |_| false,
             content: plots::plot_content,
         },
@@ -244,7 +244,7 @@ pub const VIEWS: &[ViewRow] = &[
         files: ViewFiles::Tensors {
             suffix: ".json",
             is_numeric: true,
-            shows: stats::stats_shows,
+            shows: stats::has_statistics,
             is_stored: |_| false,
             content: stats::stats_content,
         },

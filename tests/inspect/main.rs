@@ -14,3 +14,4 @@ mod pipes;
 mod published;
 mod quantized;
 mod room;
+mod stats;
