@@ -4,15 +4,17 @@ use super::access::NOBODY;
 use super::assemble::index::index_stem;
 use super::catalog::{Catalog, FolderItem};
 use super::ids::FolderId;
-use super::linked::is_below;
+use super::linked::quotable_dir;
 use super::others::{OtherBytes, OtherEntry, OtherFile, OtherFiles};
 use super::recognise;
 use super::table::Model;
 use crate::content::DeferredFile;
 use crate::format;
 use crate::name::harmless;
-use crate::source::{self, Directories, Error, ListedEntry, ListedKind, Location};
+use crate::source::{self, Directories, Error, ListedEntry, ListedKind, Location, Source};
 use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Maximum number of files. Those of this machine stay open.
 const FILES_MAX: usize = 1000;
@@ -58,6 +60,8 @@ struct FileSearch<'s> {
     /// The directory of the model.
     top: &'s Location,
     dirs: &'s Directories,
+    /// The directory that holds all files, without symlinks, if it is on this machine.
+    inside: Option<PathBuf>,
     found: OtherFiles,
     /// Whether files were left out because there are too many.
     has_more: bool,
@@ -65,7 +69,8 @@ struct FileSearch<'s> {
 
 impl<'s> FileSearch<'s> {
     fn new(top: &'s Location, dirs: &'s Directories) -> Self {
-        Self { top, dirs, found: OtherFiles::default(), has_more: false }
+        let inside = quotable_dir(top).canonical().ok().and_then(|dir| dir.path().map(PathBuf::from));
+        Self { top, dirs, inside, found: OtherFiles::default(), has_more: false }
     }
 
     /// Adds what is in a folder of a catalog, and returns the number of the folder if there is anything.
@@ -89,23 +94,23 @@ impl<'s> FileSearch<'s> {
 
     /// Adds the file at a location. What is no file, or lies outside of the directory, is left out.
     fn add_file(&mut self, folder: usize, name: String, location: &Location) {
-        // Somebody could have made a link to find out what is in a file of others.
-        let Some(len) = source::len_at(location).filter(|_| is_below(location, self.top)) else { return };
+        let Some(len) = source::len_at(location) else { return };
         if self.found.len() == FILES_MAX {
             self.has_more = true;
             return;
         }
         match self.open(location, len) {
-            Ok(file) => self.found.add_file(folder, name, file),
+            Ok(Some(file)) => self.found.add_file(folder, name, file),
+            Ok(None) => {}
             Err(error) => log::warn!("{error}; it is not shown in files/"),
         }
     }
 
-    /// Opens a file, if it is on this machine.
-    fn open(&self, location: &Location, len: u64) -> Result<OtherFile, Error> {
+    /// Opens a file, if it is on this machine. `None` if it lies elsewhere.
+    fn open(&self, location: &Location, len: u64) -> Result<Option<OtherFile>, Error> {
         let (bytes, stat) = match location {
-            Location::Local(_) => {
-                let source = source::open_local(location)?;
+            Location::Local(path) => {
+                let Some(source) = self.open_inside(path)? else { return Ok(None) };
                 let stat = source.stat();
                 (OtherBytes::Local(source), stat)
             }
@@ -115,7 +120,18 @@ impl<'s> FileSearch<'s> {
         };
         let on_the_way = self.dirs.base(self.top).and_then(|mut base| base.traverse(location));
         let needed = on_the_way.map_or(Some(NOBODY), |traversal| traversal.stat);
-        Ok(OtherFile { stat: needed.map_or(stat, |needed| stat.and(needed)), bytes })
+        Ok(Some(OtherFile { stat: needed.map_or(stat, |needed| stat.and(needed)), bytes }))
+    }
+
+    /// The file at a path, if it lies inside the directory. Somebody could have made a link to find out what is in a
+    /// file of others, and could exchange it at any time, so the file that was opened decides.
+    fn open_inside(&self, path: &Path) -> Result<Option<Arc<dyn Source>>, Error> {
+        let (real, id) = source::resolve_opened(path).map_err(|error| Error::Io { path: path.to_owned(), error })?;
+        if self.inside.as_ref().is_none_or(|inside| !real.starts_with(inside)) {
+            return Ok(None);
+        }
+        let source = source::open_local(&Location::Local(real))?;
+        Ok(Some(source).filter(|source| source.id() == Some(id)))
     }
 
     fn finish(self) -> OtherFiles {

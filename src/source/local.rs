@@ -2,11 +2,12 @@
 
 use super::map::open_file;
 use super::resolve::resolve_path;
-use super::{DirListing, Error, ListedEntry, ListedKind, Location, MappedFile, Source, SourceStat};
+use super::{DirListing, Error, FileId, ListedEntry, ListedKind, Location, MappedFile, Source, SourceStat};
 use std::fs::{Metadata, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -15,6 +16,18 @@ pub fn open_local(location: &Location) -> Result<Arc<dyn Source>, Error> {
         Location::Local(path) => Ok(Arc::new(MappedFile::open(path)?)),
         Location::Remote(remote) => remote.tree().open(remote.path()),
     }
+}
+
+/// The path, without symlinks, of the file that a path leads to now, and its device and inode number. The kernel tells
+/// it of the open file, so no other file can take its place meanwhile. Fails for what is not a regular file.
+pub fn resolve_opened(path: &Path) -> io::Result<(PathBuf, FileId)> {
+    let file = open_file(&resolve_path(path, None)?)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let real = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    Ok((real, (metadata.dev(), metadata.ino())))
 }
 
 /// See [`super::SourceTree::announce`]. Local files are opened at once.

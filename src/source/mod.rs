@@ -32,7 +32,9 @@ pub use fetched::{FetchedFile, FetchedOpener, fetched_files_limit, limit_fetched
 pub use file::{MappedFile, limit_open_files};
 pub use filled::{FillProcess, OpenFetched};
 pub use info::{SourceInfo, each_run};
-pub use local::{announce, device_at, exists, is_dir, len_at, list_dir, modified_at, open_local, stat_at};
+pub use local::{
+    announce, device_at, exists, is_dir, len_at, list_dir, modified_at, open_local, resolve_opened, stat_at,
+};
 pub use location::Location;
 pub use map::limit_maps;
 pub use memory::{MemorySource, ZeroSource};
