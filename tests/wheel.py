@@ -2,6 +2,7 @@
 
 The classes `ServedWeightsTest` and `FallbackTest` also run without /dev/fuse."""
 
+import errno
 import gc
 import json
 import logging
@@ -22,10 +23,12 @@ from pathlib import Path
 from typing import Any, Callable
 from unittest import mock
 
+import fsspec  # type: ignore[import-untyped]
 import ml_dtypes
 import numpy as np
 import safetensors.numpy
 import weightfs
+from weightfs._fsspec import WeightFileSystem
 
 USER = """
 import sys, time, weightfs
@@ -670,6 +673,121 @@ class FallbackTest(Case):
             weightfs.open("model.safetensors", mounted=True)
         with self.assertRaisesRegex(weightfs.Error, "/dev/fuse is missing"):
             weightfs.mount("model.safetensors")
+
+
+class FileSystemTest(Case):
+    """The file system of fsspec, which needs no mount."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.array = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+    def tearDown(self) -> None:
+        WeightFileSystem.clear_instance_cache()
+        super().tearDown()
+
+    def files(self, **options: Any) -> Any:
+        return fsspec.filesystem("weightfs", source="model.safetensors", **options)
+
+    def test_directories_and_files_are_those_of_a_mount(self) -> None:
+        files = self.files()
+        self.assertEqual(files.ls("tensors", detail=False), ["tensors/layers.0.bias", "tensors/layers.0.weight"])
+        self.assertEqual(files.ls("weightfs://npy"), [
+            {"name": "npy/layers.0.bias.npy", "size": 144, "type": "file"},
+            {"name": "npy/layers.0.weight.npy", "size": 176, "type": "file"},
+        ])
+        self.assertIn({"name": "tensors", "size": 0, "type": "directory"}, files.ls(""))
+        self.assertEqual(files.ls("tensors/layers.0.bias", detail=False), ["tensors/layers.0.bias"])
+        bias = {"name": "tensors/layers.0.bias", "size": 16, "type": "file"}
+        self.assertEqual(files.info(bias["name"]), bias)
+        self.assertEqual((files.info("tensors")["type"], files.info("")["type"]), ("directory", "directory"))
+        self.assertEqual(files.glob("tree/layers/*/weight"), ["tree/layers/0/weight"])
+        self.assertEqual(len(files.find("tensors")), 2)
+        self.assertTrue(files.isfile("index.json") and files.isdir("stats") and not files.exists("absent/file"))
+        self.assertEqual(files.walk("tree").__next__(), ("tree", ["layers"], []))
+        files.get("stats", "copied", recursive=True)
+        self.assertEqual(json.loads(Path("copied/layers.0.bias.json").read_bytes())["max"], 3)
+
+    def test_libraries_read_the_files(self) -> None:
+        files = self.files()
+        with files.open("npy/layers.0.weight.npy") as file:
+            np.testing.assert_array_equal(np.load(file), self.array, strict=True)
+            file.seek(-4, os.SEEK_END)
+            self.assertEqual(file.read(), self.array[-1:, -1].tobytes())
+        with fsspec.open("weightfs://f32/layers.0.weight.f32", source="model.safetensors", mode="rb") as file:
+            self.assertEqual(file.read(), self.array.tobytes())
+        chained = f"weightfs://tensors/layers.0.weight::file://{os.path.abspath('model.safetensors')}"
+        with fsspec.open(chained, "rb") as file:
+            self.assertEqual(file.read(), self.array.tobytes())
+
+    def test_parts_are_read(self) -> None:
+        files, path, data = self.files(), "tensors/layers.0.weight", self.array.tobytes()
+        for start, end in [(None, None), (0, 4), (4, None), (-8, None), (-8, -4), (None, -40), (40, 99), (48, 50), (7, 7)]:
+            self.assertEqual(files.cat_file(path, start, end), data[start:end], (start, end))
+        rows = files.cat_ranges([path] * 4, list(range(0, 48, 12)), list(range(12, 60, 12)))
+        self.assertEqual(rows, [row.tobytes() for row in self.array])
+        self.assertEqual(files.cat_ranges([path], 0, 4), [data[:4]])
+        (error,) = files.cat_ranges(["absent"], 0, 4)
+        self.assertIsInstance(error, FileNotFoundError)
+        with self.assertRaises(FileNotFoundError):
+            files.cat_ranges(["absent"], 0, 4, on_error="raise")
+        both = files.cat(files.find("tensors"))
+        self.assertEqual(both, {"tensors/layers.0.bias": np.arange(4, dtype="f4").tobytes(), path: data})
+
+    def test_nothing_is_written(self) -> None:
+        files = self.files()
+        for write in [
+            lambda: files.open("tensors/new", "wb"), lambda: files.mkdir("new"), lambda: files.makedirs("a/b"),
+            lambda: files.rm("tensors", recursive=True), lambda: files.rm_file("index.json"), lambda: files.touch("new"),
+            lambda: files.pipe("new", b""), lambda: files.cp_file("index.json", "new"), lambda: files.mv("a", "b"),
+            lambda: files.put_file("model.safetensors", "new"), lambda: files.rmdir("tensors"),
+        ]:
+            with self.assertRaises(OSError) as caught:
+                write()
+            self.assertEqual(caught.exception.errno, errno.EROFS)
+
+    def test_errors(self) -> None:
+        files = self.files()
+        for read in [files.ls, files.info, files.cat_file, files.open]:
+            with self.assertRaises(FileNotFoundError):
+                read("tensors/absent")
+        with self.assertRaises(IsADirectoryError):
+            files.cat_file("tensors")
+        with self.assertRaisesRegex(weightfs.Error, "absent.safetensors: No such file"):
+            fsspec.filesystem("weightfs", source="absent.safetensors").ls("")
+        with self.assertRaisesRegex(ValueError, "source is missing"):
+            fsspec.filesystem("weightfs")
+        with self.assertRaisesRegex(ValueError, "auto_mkdir"):
+            fsspec.open("weightfs://index.json::file:///m.safetensors", file={"auto_mkdir": False}).open()
+
+    def test_pickle_opens_the_same_version_only(self) -> None:
+        pickled = pickle.dumps(self.files())
+        WeightFileSystem.clear_instance_cache()
+        read = """
+import pickle, sys
+sys.stdout.buffer.write(pickle.load(sys.stdin.buffer).cat_file("tensors/layers.0.bias"))
+"""
+        worker = lambda: subprocess.run([sys.executable, "-c", read], input=pickled, capture_output=True)
+        done = worker()
+        self.assertEqual((done.stdout, done.returncode), (np.arange(4, dtype="f4").tobytes(), 0), done.stderr)
+        # The same size and another time.
+        os.utime("model.safetensors", ns=(0, 1))
+        done = worker()
+        self.assertEqual((done.stdout, done.returncode), (b"", 1))
+        self.assertIn(b"not the version that was opened first", done.stderr)
+        with self.assertRaises(OSError) as caught:
+            pickle.loads(pickled).ls("")
+        self.assertEqual(caught.exception.errno, errno.ESTALE)
+
+    def test_directory_of_several_models_has_no_version(self) -> None:
+        os.mkdir("two")
+        for name in "ab":
+            shutil.copy("model.safetensors", f"two/{name}.safetensors")
+        files = fsspec.filesystem("weightfs", source="two")
+        self.assertEqual(files.ls("a/tensors", detail=False)[0], "a/tensors/layers.0.bias")
+        with self.assertRaises(OSError) as caught:
+            pickle.dumps(files)
+        self.assertEqual(caught.exception.errno, errno.ENOTSUP)
 
 
 class ProgramTest(Case):

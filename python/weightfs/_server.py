@@ -118,6 +118,25 @@ class Server:
         found: List[Dict[str, Any]] = json.loads(self._get(f"{path}/" if path else "", "?entries=json", {}, _body))
         return found
 
+    def size(self, path: str) -> int:
+        """Returns the size of a file in bytes."""
+
+        def receive(response: http.client.HTTPResponse) -> int:
+            response.read()
+            # `bytes 0-0/SIZE`, or `bytes */0` for an empty file.
+            return int((response.getheader("Content-Range") or "/").rpartition("/")[2])
+
+        return self._get(path, "", {"Range": "bytes=0-0"}, receive)
+
+    def version(self) -> Optional[str]:
+        """Returns what identifies the version of the source; None if a change could go unnoticed."""
+
+        def receive(response: http.client.HTTPResponse) -> Optional[str]:
+            response.read()
+            return response.getheader("ETag")
+
+        return self._get("", "?entries=json", {}, receive)
+
     def close(self) -> None:
         """Ends the server. The second call has no effect."""
         self._end()

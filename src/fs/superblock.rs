@@ -185,8 +185,9 @@ impl Superblock {
     }
 
     /// Identifies the version of the source that a file shows: two files of the same name, version and options have the
-    /// same bytes. It is made of sizes, modification times and inode numbers, so that it needs no data. `None` for
-    /// remote sources and for links in a directory of models, whose bytes are not identified.
+    /// same bytes. It is made of sizes, modification times and inode numbers, or of what a server says about the
+    /// version, so that it needs no data. The root of a model has that of its files. `None` for remote sources whose
+    /// changes may not be noticed, and for links in a directory of models, whose bytes are not identified.
     pub fn version(&self, ino: Ino, request: &ReadRequest) -> Result<Option<String>, Error> {
         match self.tree(ino, request)? {
             (InodeTree::Volume(volume), ino) => Ok(volume.version(ino)),

@@ -299,7 +299,7 @@ impl ModelVolume {
         match Inode::from_ino(ino)? {
             Inode::File(View::OTHERS, number) => {
                 let mut parts = Sha256::new();
-                add_version(&mut parts, &**self.views.other(number)?.local()?);
+                add_version(&mut parts, &**self.views.other(number)?.local()?)?;
                 Some(HexDigits(&parts.finalize()).to_string())
             }
             _ => self.version.get_or_init(|| hash_versions(self.model())).clone(),
@@ -521,21 +521,27 @@ impl ModelVolume {
     }
 }
 
-/// A hash of the versions of the files of a model. `None` if one of them is remote.
+/// A hash of the versions of the files of a model. `None` if a change of one of them may not be noticed.
 fn hash_versions(model: &Model) -> Option<String> {
     let mut parts = Sha256::new();
     for source in model.sources.iter() {
-        // A source without a path is remote.
-        source.path()?;
-        add_version(&mut parts, &**source);
+        add_version(&mut parts, &**source)?;
     }
     parts.update(format!("{:?}", model.facts.described_by));
     Some(HexDigits(&parts.finalize()).to_string())
 }
 
-/// Adds what identifies the version of a file of this machine to a hash.
-fn add_version(parts: &mut Sha256, source: &dyn Source) {
-    parts.update(format!("{} {:?} {:?}\n", source.len(), source.stat().mtime, source.id()));
+/// Adds what identifies the version of a file to a hash. The number of its device is left out, because a file system
+/// that several machines share has another one on each of them.
+fn add_version(parts: &mut Sha256, source: &dyn Source) -> Option<()> {
+    match (source.path(), source.info().version) {
+        (Some(_), _) => {
+            let inode = source.id().map(|(_, inode)| inode);
+            parts.update(format!("{} {:?} {inode:?}\n", source.len(), source.stat().mtime));
+        }
+        (None, version) => parts.update(version?),
+    }
+    Some(())
 }
 
 /// The directory in `files/` that shows a folder.

@@ -205,7 +205,8 @@ impl FetchClient {
         let answer = number.and_then(|number| self.0.wait(number, &|| false)).map_err(|why| why.of(name))?;
         let (first, len, attributes) = self.opened(answer, name)?;
         let opener = TreeOpener { client: self.clone(), tree, path: path.into(), name: name.into(), len };
-        let info = SourceInfo { len, stat: attributes.stat(), path: None, id: Some(id), ends: Some(Arc::default()) };
+        let (stat, version) = (attributes.stat(), attributes.version);
+        let info = SourceInfo { len, stat, path: None, id: Some(id), version, ends: Some(Arc::default()) };
         Ok(Arc::new(FetchedFile::new(info, first, Box::new(opener))))
     }
 

@@ -171,6 +171,8 @@ pub struct WireAttributes {
     pub is_public: bool,
     /// When it was last modified, in seconds since 1970.
     pub mtime: i64,
+    /// Identifies the version of a file, if every change of it is noticed; `None` for a tree.
+    pub version: Option<[u8; 16]>,
 }
 
 /// The end is not before the start.
@@ -437,7 +439,7 @@ mod tests {
         url: String::new(),
         path: String::new(),
         is_listed: true,
-        attributes: WireAttributes { is_public: true, mtime: 4 },
+        attributes: WireAttributes { is_public: true, mtime: 4, version: Some([7; 16]) },
     };
 
     #[test]

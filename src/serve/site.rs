@@ -25,8 +25,8 @@ enum SitePath {
     /// The path of a directory without the slash at its end.
     Moved,
     Page(String),
-    /// The entries of a directory as JSON.
-    Entries(String),
+    /// The entries of a directory as JSON, and what identifies the version of the source.
+    Entries(String, Option<String>),
     File(Box<Content>, Attr, Option<String>),
     /// A link to a file that is not a model. It may lie anywhere, and the server may have more rights than the client.
     Link,
@@ -107,7 +107,10 @@ impl FileSite {
         let shown = path.iter().map(|name| String::from_utf8_lossy(name)).collect::<Vec<_>>().join("/");
         match found {
             Ok(SitePath::Page(page)) => Ok(finish(Response::builder(), HTML, page)),
-            Ok(SitePath::Entries(entries)) => Ok(finish(Response::builder(), JSON, entries)),
+            Ok(SitePath::Entries(entries, version)) => {
+                let tagged = version.map(|version| Response::builder().header(ETAG, self.etag(&version)));
+                Ok(finish(tagged.unwrap_or_default(), JSON, entries))
+            }
             Ok(SitePath::Moved) => {
                 let query = if query.is_empty() { String::new() } else { format!("?{query}") };
                 let path: String = path.iter().map(|name| format!("/{}", url::encode_url(name))).collect();
@@ -208,7 +211,9 @@ impl SiteOperation for PathQuery {
             FileKind::Link => Ok(SitePath::Link),
             FileKind::Dir if !self.is_dir => Ok(SitePath::Moved),
             FileKind::Dir if url::parameter(&self.query, ENTRIES).as_deref() == Some("json") => {
-                directory_entries(superblock, attr.ino, request).map(SitePath::Entries)
+                // A directory of several models has no version.
+                let version = superblock.version(attr.ino, request).unwrap_or_default();
+                Ok(SitePath::Entries(directory_entries(superblock, attr.ino, request)?, version))
             }
             FileKind::Dir => {
                 let (site, path, ino, wants) = (&*self.site, &*self.path, attr.ino, request);

@@ -17,6 +17,9 @@ pub struct SourceInfo {
     pub path: Option<PathBuf>,
     /// Identifies a file, whatever path leads to it.
     pub id: Option<FileId>,
+    /// Identifies the version of a file that is not on this machine, if every change of it is noticed. The version of a
+    /// file of this machine follows from its size, its times and its inode number.
+    pub version: Option<[u8; 16]>,
     /// The ends of tensors, sorted, once they are known. `None` if nothing is read ahead.
     pub ends: Option<Arc<OnceLock<Box<[u64]>>>>,
 }
@@ -25,7 +28,7 @@ impl SourceInfo {
     /// For `len` bytes that are not in a file.
     pub fn anonymous(len: u64) -> Self {
         let stat = SourceStat { uid: 0, gid: 0, mode: 0o644, mtime: SystemTime::UNIX_EPOCH, ctime: (0, 0) };
-        Self { len, stat, path: None, id: None, ends: None }
+        Self { len, stat, path: None, id: None, version: None, ends: None }
     }
 }
 

@@ -57,7 +57,7 @@ impl OpenFile {
             None => {
                 let stat = SourceStat::of(&file).map_err(io)?;
                 let (path, id) = (Some(path.to_owned()), Some(status.id));
-                let info = SourceInfo { len: status.len, stat, path, id, ends: None };
+                let info = SourceInfo { len: status.len, stat, path, id, version: None, ends: None };
                 Arc::new(FileVersion::new(name.to_owned(), info, status))
             }
             Some(known) if known.is_same_file(&status) => known.clone(),

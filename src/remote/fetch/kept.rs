@@ -3,7 +3,8 @@
 use super::super::cache::{BlockCache, CacheKey};
 use super::super::location::RemoteLocation;
 use super::super::protocol::WireAttributes;
-use super::super::transport::{ObjectVersion, ServerObject, ServerTree, TransportClient};
+use super::super::transport::{ChangeCertainty, ObjectVersion, ServerObject, ServerTree, TransportClient};
+use sha2::{Digest, Sha256};
 
 /// Whether everyone may read all files of a tree, and when one of them was last modified.
 pub(super) fn tree_attributes(tree: &ServerTree) -> WireAttributes {
@@ -11,6 +12,7 @@ pub(super) fn tree_attributes(tree: &ServerTree) -> WireAttributes {
     WireAttributes {
         is_public: versions.clone().all(|version| version.is_some_and(|version| version.is_public)),
         mtime: versions.flatten().map(|version| version.mtime).max().unwrap_or_default(),
+        version: None,
     }
 }
 
@@ -33,7 +35,12 @@ pub(super) fn kept_name(client: &TransportClient, location: &RemoteLocation) -> 
 
 impl From<&ServerObject> for WireAttributes {
     fn from(object: &ServerObject) -> Self {
-        Self { is_public: object.version.is_public, mtime: object.version.mtime }
+        let ObjectVersion { identity, validator, is_public, mtime, .. } = &object.version;
+        let version = (object.certainty() == ChangeCertainty::Exact).then(|| {
+            let hash = Sha256::new_with_prefix(format!("{identity}\n{validator}")).finalize();
+            *hash.first_chunk().unwrap_or(&[0; 16])
+        });
+        Self { is_public: *is_public, mtime: *mtime, version }
     }
 }
 

@@ -312,6 +312,33 @@ fn other_files_of_a_repository_are_fetched_when_they_are_read() {
     assert!(requests.len() <= 1, "{requests:?}");
 }
 
+#[cfg(feature = "serve")]
+#[test]
+fn versions_of_remote_files_are_served_if_all_changes_are_noticed() {
+    use crate::serve::support::Server;
+
+    require_fuse!();
+    let client = Client::new();
+    client.one("models/model.safetensors", 1000, 1);
+    let nginx = web(&client, "models");
+    let tags = |path: &str| {
+        let server = Server::new(&client.scene, &nginx.url(path), &[]);
+        let answer = server.request("HEAD", "index.json", &[]);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let of_file = answer.header("etag").to_owned();
+        (of_file, server.get("?entries=json").header("etag").to_owned())
+    };
+    let first = tags("model.safetensors");
+    assert!(first.0.starts_with('"') && first.1 == first.0, "{first:?}");
+    assert_eq!(tags("model.safetensors"), first);
+    // A date does not tell of a second change in a second.
+    assert_eq!(tags("weak/model.safetensors"), (String::new(), String::new()));
+    client.one("models/model.safetensors", 1001, 2);
+    nginx.put("model.safetensors", &fs::read(client.scene.path("models/model.safetensors")).unwrap());
+    let second = tags("model.safetensors");
+    assert!(second.0.starts_with('"') && second != first, "{second:?}");
+}
+
 #[test]
 fn headers_cost_one_request_or_two() {
     require_fuse!();

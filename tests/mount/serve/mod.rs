@@ -4,4 +4,4 @@ mod access;
 mod clients;
 mod files;
 mod limits;
-mod support;
+pub mod support;

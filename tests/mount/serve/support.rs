@@ -36,7 +36,8 @@ impl Server {
             child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
             panic!("{source} {args:?}: {:?}: {said}", child.wait());
         }
-        let address = line.trim_end().split("http://").nth(1).unwrap().split('/').next().unwrap();
+        // The source may be a URL too.
+        let address = line.trim_end().rsplit("http://").next().unwrap().split('/').next().unwrap();
         let port = address.rsplit(':').next().unwrap().parse().unwrap();
         Self { child, line, port }
     }
