@@ -53,6 +53,12 @@ impl Extents {
         Self { sources, runs, part: 0..len }
     }
 
+    /// Whether some of the bytes have to be gathered.
+    pub(super) fn is_gathered(&self) -> bool {
+        let touched = self.runs[self.run_at(self.part.start)..].iter().take_while(|run| run.start < self.part.end);
+        touched.into_iter().any(|run| self.sources[run.source].is_gathered())
+    }
+
     pub(super) fn len(&self) -> u64 {
         self.part.end - self.part.start
     }

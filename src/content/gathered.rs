@@ -13,7 +13,7 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct GatheredSource {
     array: StridedData,
-    /// That of the file, but for the size. There is no path where the same bytes could be opened again.
+    /// As that of the file, with the size of the array, and without a path, because no path leads to these bytes.
     info: SourceInfo,
 }
 
@@ -65,6 +65,10 @@ impl Source for GatheredSource {
 
     fn verify(&self) -> Result<(), source::Error> {
         self.array.source.verify()
+    }
+
+    fn is_gathered(&self) -> bool {
+        true
     }
 
     fn may_block(&self, range: &Range<u64>) -> bool {

@@ -163,7 +163,12 @@ impl Segment {
 impl DecodedData {
     /// As [`Segment::fill`]. Decodes only the blocks that overlap the range.
     fn fill(&self, buf: &mut [u8], offset: u64, request: &ReadRequest) -> Result<(), Error> {
-        if let Segment::Literal(_) | Segment::Extent(_) | Segment::Extents(_) = self.data {
+        let is_direct = match &self.data {
+            Segment::Literal(_) | Segment::Extent(_) => true,
+            Segment::Extents(extents) => !extents.is_gathered(),
+            _ => false,
+        };
+        if is_direct {
             return self.decoder.fill(buf, offset, |encoded, from| self.data.fill(encoded, from, request));
         }
         // Gathering or making little at a time would read the same parts of a source many times.

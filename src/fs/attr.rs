@@ -69,6 +69,17 @@ impl Ownership {
     }
 }
 
+impl Ownership {
+    /// As [`Ownership::of`], for a file or directory that the user did not name: a new owner or group may read it only
+    /// if everyone may.
+    pub(super) fn of_unnamed(self, stat: SourceStat, of: fn(Self, SourceStat) -> FileOwner) -> FileOwner {
+        let for_all = stat.mode & 0o7;
+        let to_owner = if self.uid.is_some() { for_all << 6 } else { 0o700 };
+        let to_group = if self.gid.is_some() { for_all << 3 } else { 0o070 };
+        of(self, SourceStat { mode: stat.mode & (to_owner | to_group | 0o007), ..stat })
+    }
+}
+
 impl FileOwner {
     /// Attributes of a folder, see [`Ownership::of_folder`].
     pub(super) fn folder(self, ino: Ino) -> Attr {

@@ -475,8 +475,10 @@ impl ModelVolume {
         let (view, file) = match node {
             VolumeNode::Dir(dir) => {
                 let folder = self.other_folder(*dir);
-                return Ok(folder
-                    .map_or_else(|| self.owner.dir(ino), |folder| self.ownership.of_folder(folder.stat).folder(ino)));
+                return Ok(folder.map_or_else(
+                    || self.owner.dir(ino),
+                    |folder| self.ownership.of_unnamed(folder.stat, Ownership::of_folder).folder(ino),
+                ));
             }
             VolumeNode::File(view, file) => (*view, file),
         };
@@ -486,7 +488,9 @@ impl ModelVolume {
         let sectors = u64::from(size > 0);
         let ViewFile::Tensor(TensorNumbers { tensor, .. }) = file else {
             let other = if view == View::OTHERS { self.views.other(file.number()) } else { None };
-            return Ok(other.map_or(self.owner, |other| self.ownership.of(other.stat)).file(ino, size, sectors));
+            return Ok(other
+                .map_or(self.owner, |other| self.ownership.of_unnamed(other.stat, Ownership::of))
+                .file(ino, size, sectors));
         };
         // A part of a joined array takes no additional space.
         let is_data = view == View::STORED && self.model().listed().contains(tensor.id);

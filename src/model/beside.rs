@@ -1,44 +1,47 @@
-//! Finds the files of a model's directory that are no parts of the model.
+//! Finds the files of a model's directory that are not parts of the model.
 
-use super::access::NOBODY;
 use super::assemble::index::index_stem;
 use super::catalog::{Catalog, FolderItem};
 use super::ids::FolderId;
-use super::linked::quotable_dir;
+use super::linked::repository_of;
 use super::others::{OtherBytes, OtherEntry, OtherFile, OtherFiles};
 use super::recognise;
 use super::table::Model;
 use crate::content::DeferredFile;
 use crate::format;
 use crate::name::harmless;
-use crate::source::{self, Directories, Error, ListedEntry, ListedKind, Location, Source};
+use crate::source::{self, Error, ListedEntry, ListedKind, Location};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Maximum number of files. Those of this machine stay open.
 const FILES_MAX: usize = 1000;
 
 /// The files that were found in a directory whose only model lies directly in it.
 pub(super) fn files_in(catalog: &Catalog) -> OtherFiles {
-    let mut search = FileSearch::new(&catalog.top, &catalog.dirs);
+    let mut search = FileSearch::new(&catalog.top, None);
     search.add_folder(catalog, FolderId::new(0), 0);
     search.finish()
 }
 
 /// The files directly beside a model that the user named, if they include a configuration, as in a directory of one
-/// model. Directories of servers are not listed for this.
+/// model. In a directory for everyone, such as /tmp, somebody else could have put the configuration there, so the
+/// model, its configuration and all files that are shown have the same owner. Directories of servers are not listed.
 pub(super) fn files_beside(model: &Model) -> OtherFiles {
     let dir = model.main_file().parent();
-    let is_model_dir = || recognise::configs().any(|config| source::exists(&dir.join(config)));
-    if !model.form.holds_weights || dir.path().is_none() || !is_model_dir() {
+    let owner_of = |file: &Location| source::stat_at(file).map(|stat| stat.uid).ok();
+    let owner = owner_of(model.main_file());
+    let is_own = |name: &str| {
+        let file = dir.join(name);
+        source::exists(&file) && owner_of(&file) == owner
+    };
+    if !model.form.holds_weights || dir.path().is_none() || !recognise::configs().any(is_own) {
         return OtherFiles::default();
     }
     let Ok(mut listing) = source::list_dir(&dir) else { return OtherFiles::default() };
     listing.entries.retain(may_be_other);
     listing.entries.sort_by(|a, b| a.name.cmp(&b.name));
-    let dirs = Directories::default();
-    let mut search = FileSearch::new(&dir, &dirs);
+    let mut search = FileSearch::new(&dir, owner);
     let folder = search.found.add_folder(0, listing.stat);
     for entry in listing.entries {
         let name = harmless(&entry.name).to_string_lossy().into_owned();
@@ -56,21 +59,34 @@ fn may_be_other(entry: &ListedEntry) -> bool {
         && index_stem(&entry.name).is_none()
 }
 
+/// The path of the blob that a link of the Hugging Face cache leads to, below the directory of `blobs`.
+fn blob_of(link: &Path, blobs: &Path) -> Option<PathBuf> {
+    let target = std::fs::read_link(link).ok()?;
+    let name = target.file_name()?;
+    let is_blob =
+        target.parent()?.ends_with("blobs") && link.parent()?.join(&target).canonicalize().ok()? == blobs.join(name);
+    is_blob.then(|| Path::new(blobs.file_name().unwrap_or_default()).join(name))
+}
+
 struct FileSearch<'s> {
     /// The directory of the model.
     top: &'s Location,
-    dirs: &'s Directories,
-    /// The directory that holds all files, without symlinks, if it is on this machine.
-    inside: Option<PathBuf>,
+    /// The directory `blobs` of the repository, without symlinks, if the directory is in the Hugging Face cache.
+    blobs: Option<PathBuf>,
+    /// The only user whose files are shown; `None` if those of all are.
+    owner: Option<u32>,
     found: OtherFiles,
+    /// The first file that could not be opened, and their number.
+    failed: Option<(Error, usize)>,
     /// Whether files were left out because there are too many.
     has_more: bool,
 }
 
 impl<'s> FileSearch<'s> {
-    fn new(top: &'s Location, dirs: &'s Directories) -> Self {
-        let inside = quotable_dir(top).canonical().ok().and_then(|dir| dir.path().map(PathBuf::from));
-        Self { top, dirs, inside, found: OtherFiles::default(), has_more: false }
+    fn new(top: &'s Location, owner: Option<u32>) -> Self {
+        let blobs = repository_of(top).and_then(|repository| repository.join("blobs").canonical().ok());
+        let blobs = blobs.and_then(|blobs| blobs.path().map(PathBuf::from));
+        Self { top, blobs, owner, found: OtherFiles::default(), failed: None, has_more: false }
     }
 
     /// Adds what is in a folder of a catalog, and returns the number of the folder if there is anything.
@@ -92,7 +108,7 @@ impl<'s> FileSearch<'s> {
         self.found.drop_empty_folder().then_some(number)
     }
 
-    /// Adds the file at a location. What is no file, or lies outside of the directory, is left out.
+    /// Adds the file at a location. Links are left out, except those of the Hugging Face cache to its blobs.
     fn add_file(&mut self, folder: usize, name: String, location: &Location) {
         let Some(len) = source::len_at(location) else { return };
         if self.found.len() == FILES_MAX {
@@ -102,41 +118,51 @@ impl<'s> FileSearch<'s> {
         match self.open(location, len) {
             Ok(Some(file)) => self.found.add_file(folder, name, file),
             Ok(None) => {}
-            Err(error) => log::warn!("{error}; it is not shown in files/"),
+            Err(error) => {
+                let counted = self.failed.take().map_or((error, 1), |(first, count)| (first, count + 1));
+                self.failed = Some(counted);
+            }
         }
     }
 
-    /// Opens a file, if it is on this machine. `None` if it lies elsewhere.
+    /// Opens a file, if it is on this machine. `None` if it is not one to show.
     fn open(&self, location: &Location, len: u64) -> Result<Option<OtherFile>, Error> {
-        let (bytes, stat) = match location {
-            Location::Local(path) => {
-                let Some(source) = self.open_inside(path)? else { return Ok(None) };
-                let stat = source.stat();
-                (OtherBytes::Local(source), stat)
-            }
+        let path = match location {
+            Location::Local(path) => path,
             Location::Remote(remote) => {
-                (OtherBytes::Remote(DeferredFile::new(location.clone(), len)), remote.tree().stat())
+                let file = DeferredFile::new(location.clone(), len);
+                return Ok(Some(OtherFile { stat: remote.tree().stat(), bytes: OtherBytes::Remote(file) }));
             }
         };
-        let on_the_way = self.dirs.base(self.top).and_then(|mut base| base.traverse(location));
-        let needed = on_the_way.map_or(Some(NOBODY), |traversal| traversal.stat);
-        Ok(Some(OtherFile { stat: needed.map_or(stat, |needed| stat.and(needed)), bytes }))
-    }
-
-    /// The file at a path, if it lies inside the directory. Somebody could have made a link to find out what is in a
-    /// file of others, and could exchange it at any time, so the file that was opened decides.
-    fn open_inside(&self, path: &Path) -> Result<Option<Arc<dyn Source>>, Error> {
-        let (real, id) = source::resolve_opened(path).map_err(|error| Error::Io { path: path.to_owned(), error })?;
-        if self.inside.as_ref().is_none_or(|inside| !real.starts_with(inside)) {
+        let (Some(top), Some(inner)) = (self.top.path(), self.top.path().and_then(|top| path.strip_prefix(top).ok()))
+        else {
+            return Ok(None);
+        };
+        let opened = match (source::open_beneath(top, inner)?, &self.blobs) {
+            (None, Some(blobs)) => match blob_of(path, blobs) {
+                // Users need to search the repository and its blobs too.
+                Some(blob) => source::open_beneath(blobs.parent().unwrap_or(blobs), &blob)?,
+                None => None,
+            },
+            (opened, _) => opened,
+        };
+        let Some((source, needed)) = opened else { return Ok(None) };
+        let stat = source.stat();
+        if self.owner.is_some_and(|owner| owner != stat.uid) {
             return Ok(None);
         }
-        let source = source::open_local(&Location::Local(real))?;
-        Ok(Some(source).filter(|source| source.id() == Some(id)))
+        let stat = needed.map_or(stat, |needed| stat.and(needed));
+        Ok(Some(OtherFile { stat, bytes: OtherBytes::Local(source) }))
     }
 
     fn finish(self) -> OtherFiles {
+        match self.failed {
+            None => {}
+            Some((error, 1)) => log::warn!("{error}; it is not shown in files/"),
+            Some((error, count)) => log::warn!("{error}; it and {} more are not shown in files/", count - 1),
+        }
         if self.has_more {
-            log::warn!("{}: only the first {FILES_MAX} files that are no models are shown in files/", self.top);
+            log::warn!("{}: only the first {FILES_MAX} files that are not models are shown in files/", self.top);
         }
         self.found
     }

@@ -14,20 +14,19 @@ impl Error {
     }
 }
 
-/// The directory whose files may be quoted: `top`, or if that is in a snapshot of the Hugging Face cache, a directory
-/// of links to files of its repository, the repository.
-pub(super) fn quotable_dir(top: &Location) -> Location {
+/// The repository in the Hugging Face cache that has `top`, or a directory above it, as a snapshot: a directory of
+/// links to files of the repository.
+pub(super) fn repository_of(top: &Location) -> Option<Location> {
     let absolute = top.path().and_then(|top| std::path::absolute(Path::new(".").join(top)).ok());
     let mut dirs = std::iter::successors(absolute.as_deref(), |dir| dir.parent());
     let repository = dirs.find(|dir| dir.ends_with("snapshots")).and_then(|snapshots| snapshots.parent());
-    let repository = repository.map(Location::from).filter(|repository| source::is_dir(&repository.join("blobs")));
-    repository.unwrap_or_else(|| top.clone())
+    repository.map(Location::from).filter(|repository| source::is_dir(&repository.join("blobs")))
 }
 
 /// Whether `file` leads nowhere, or lies below the directory `top`, or its repository, after following links.
 pub(super) fn is_below(file: &Location, top: &Location) -> bool {
     let dirs = Directories::default();
-    match dirs.base(&quotable_dir(top)).and_then(|mut base| base.traverse(file)) {
+    match dirs.base(repository_of(top).as_ref().unwrap_or(top)).and_then(|mut base| base.traverse(file)) {
         Ok(traversal) => traversal.is_inside,
         Err(error) => matches!(Errno::try_from(error), Ok(Errno::ENOENT | Errno::ELOOP)),
     }

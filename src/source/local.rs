@@ -2,12 +2,14 @@
 
 use super::map::open_file;
 use super::resolve::resolve_path;
-use super::{DirListing, Error, FileId, ListedEntry, ListedKind, Location, MappedFile, Source, SourceStat};
-use std::fs::{Metadata, OpenOptions};
+use super::{DirListing, Error, ListedEntry, ListedKind, Location, MappedFile, Source, SourceStat};
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -18,16 +20,43 @@ pub fn open_local(location: &Location) -> Result<Arc<dyn Source>, Error> {
     }
 }
 
-/// The path, without symlinks, of the file that a path leads to now, and its device and inode number. The kernel tells
-/// it of the open file, so no other file can take its place meanwhile. Fails for what is not a regular file.
-pub fn resolve_opened(path: &Path) -> io::Result<(PathBuf, FileId)> {
-    let file = open_file(&resolve_path(path, None)?)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(io::Error::other("not a regular file"));
+/// A file, and the permissions of those who may search the directories on the way to it, if there are any.
+pub type ReachedFile = (Arc<dyn Source>, Option<SourceStat>);
+
+/// Opens the file at `path` below the directory `top`, following no symlinks between them. Another process may exchange
+/// names at any time, so each directory is opened in the one before, and the result is the file that was found there.
+///
+/// `None` if there is no regular file, or if a part of the path is a symlink.
+pub fn open_beneath(top: &Path, path: &Path) -> Result<Option<ReachedFile>, Error> {
+    let failed = |error: io::Error| Error::io(&top.join(path), error);
+    let (parents, Some(name)) = (path.parent().unwrap_or(Path::new("")), path.file_name()) else { return Ok(None) };
+    let mut dir = open_file(&resolve_path(top, None).map_err(failed)?).map_err(failed)?;
+    let mut needed: Option<SourceStat> = None;
+    for parent in parents.components() {
+        let Some(next) = open_in(&dir, parent.as_os_str(), OFlags::DIRECTORY).map_err(failed)? else { return Ok(None) };
+        let stat = SourceStat::of(&next).map_err(failed)?.search();
+        needed = Some(needed.map_or(stat, |needed| needed.and(stat)));
+        dir = next;
     }
-    let real = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-    Ok((real, (metadata.dev(), metadata.ino())))
+    let Some(file) = open_in(&dir, name, OFlags::empty()).map_err(failed)? else { return Ok(None) };
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Ok(None);
+    }
+    // As long as the file is open, no other one gets its number.
+    let source = open_local(&Location::Local(top.join(path)))?;
+    let is_same = source.id() == Some((metadata.dev(), metadata.ino()));
+    Ok(is_same.then_some((source, needed)))
+}
+
+/// Opens an entry of a directory. `None` if it is a symlink, or not of the kind that `flags` demand.
+fn open_in(dir: &File, name: &OsStr, flags: OFlags) -> io::Result<Option<File>> {
+    let flags = flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    match openat(dir, name, flags, Mode::empty()) {
+        Ok(opened) => Ok(Some(opened.into())),
+        Err(Errno::LOOP | Errno::NOTDIR | Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// See [`super::SourceTree::announce`]. Local files are opened at once.

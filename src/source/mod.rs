@@ -33,7 +33,7 @@ pub use file::{MappedFile, limit_open_files};
 pub use filled::{FillProcess, OpenFetched};
 pub use info::{SourceInfo, each_run};
 pub use local::{
-    announce, device_at, exists, is_dir, len_at, list_dir, modified_at, open_local, resolve_opened, stat_at,
+    announce, device_at, exists, is_dir, len_at, list_dir, modified_at, open_beneath, open_local, stat_at,
 };
 pub use location::Location;
 pub use map::limit_maps;
@@ -64,6 +64,11 @@ pub trait Source: Send + Sync + fmt::Debug {
 
     /// Whether reading `range` may wait for a device or a network.
     fn may_block(&self, _range: &Range<u64>) -> bool {
+        false
+    }
+
+    /// Whether bytes are gathered from many places, so that a few long reads are much faster than many short ones.
+    fn is_gathered(&self) -> bool {
         false
     }
 

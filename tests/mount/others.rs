@@ -1,6 +1,6 @@
 //! `files/`: the other files of the directory of a single model.
 
-use crate::support::{Mount, Scene, Tensor, pattern, require_fuse};
+use crate::support::{Mount, Scene, Tensor, pattern, require_fuse, require_root};
 use safetensors::Dtype;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -53,7 +53,6 @@ fn directory_of_one_model_has_its_other_files() {
         "files/1_Pooling/config.json",
         "files/config.json",
         "files/empty.txt",
-        "files/link.json",
         "files/tokenizer.json",
         "files/training_args.bin",
     ];
@@ -83,6 +82,67 @@ fn directory_of_one_model_has_its_other_files() {
 }
 
 #[test]
+fn links_lead_to_no_hidden_or_foreign_files() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = repository(&scene);
+    scene.mkdir("m/.git");
+    fs::write(dir.join(".git/config"), "url = https://user:token@host").unwrap();
+    symlink(".git/config", dir.join("NOTES.md")).unwrap();
+    symlink(".git", dir.join("docs")).unwrap();
+    symlink("1_Pooling", dir.join("2_Alias")).unwrap();
+    let expected = ["1_Pooling/config.json", "config.json", "empty.txt", "tokenizer.json", "training_args.bin"];
+    let expected = expected.map(|name| format!("files/{name}"));
+    assert_eq!(found(&scene, &scene.mount(&dir, &[]), "files"), expected);
+
+    // A snapshot in the Hugging Face cache consists of links to the blobs of its repository.
+    for dir in ["r", "r/blobs", "r/refs", "r/snapshots", "r/snapshots/c", "r/snapshots/c/sub"] {
+        scene.mkdir(dir);
+    }
+    fs::rename(scene.path("m/model.safetensors"), scene.path("r/blobs/weights")).unwrap();
+    for (file, text) in [("r/blobs/0", "{}"), ("r/blobs/1", "words"), ("r/refs/secret", "not a blob")] {
+        fs::write(scene.path(file), text).unwrap();
+    }
+    let links = [
+        ("model.safetensors", "../../blobs/weights"),
+        ("config.json", "../../blobs/0"),
+        ("sub/vocab.txt", "../../../blobs/1"),
+        ("out.txt", "../../refs/secret"),
+        ("through.txt", "../../blobs/../refs/secret"),
+        ("elsewhere.txt", "../../../else/secret"),
+    ];
+    for (link, target) in links {
+        symlink(target, scene.path("r/snapshots/c").join(link)).unwrap();
+    }
+    let mount = scene.mount(&scene.path("r/snapshots/c"), &[]);
+    assert_eq!(found(&scene, &mount, "files"), ["files/config.json", "files/sub/vocab.txt"]);
+    assert_eq!(mount.read("files/sub/vocab.txt"), b"words");
+}
+
+#[test]
+fn neighbours_of_other_owners_are_not_shown() {
+    require_root!();
+    let scene = Scene::new();
+    let dir = repository(&scene);
+    fs::write(dir.join("token.txt"), "secret").unwrap();
+    scene.ok("chmod 600 m/token.txt");
+    // A new owner may read what everyone may.
+    let mount = scene.mount(&dir, &["--uid", "1234"]);
+    let mode = |name: &str| fs::metadata(mount.path(name)).unwrap().mode() & 0o777;
+    assert_eq!([mode("files/config.json"), mode("files/token.txt"), mode("tensors/w")], [0o444, 0, 0o400]);
+    drop(mount);
+    // Somebody else makes the directory look like that of a model.
+    scene.ok("chmod 1777 m && chown 65534 m/config.json");
+    let mount = scene.mount(&dir.join("model.safetensors"), &[]);
+    assert!(!mount.list("").contains(&"files".to_owned()));
+    drop(mount);
+    scene.ok("chown 0 m/config.json && chown 65534 m/token.txt");
+    let mount = scene.mount(&dir.join("model.safetensors"), &[]);
+    assert!(mount.list("files").contains(&"config.json".to_owned()));
+    assert!(!mount.list("files").contains(&"token.txt".to_owned()));
+}
+
+#[test]
 fn views_turn_the_other_files_off() {
     require_fuse!();
     let scene = Scene::new();
@@ -100,7 +160,7 @@ fn model_that_is_named_has_the_files_beside_its_configuration() {
     fs::write(dir.join("model.safetensors.index.json"), r#"{"weight_map": {"w": "model.safetensors"}}"#).unwrap();
     for source in ["model.safetensors", "model.safetensors.index.json"] {
         let mount = scene.mount(&dir.join(source), &[]);
-        let expected = ["config.json", "empty.txt", "link.json", "tokenizer.json", "training_args.bin"];
+        let expected = ["config.json", "empty.txt", "tokenizer.json", "training_args.bin"];
         let expected = expected.map(|name| format!("files/{name}"));
         assert_eq!(found(&scene, &mount, "files"), expected, "{source}");
     }

@@ -94,7 +94,7 @@ fn tensor_facts(model: &Model, id: TensorId, page: &mut HtmlPage) {
             }
             page.raw("</dd>");
         }
-        (None, []) => drop(page.fact("Files", "gathered from several places")),
+        (None, _) if tensor.is_gathered() => drop(page.fact("Files", "gathered from several places")),
         (None, places) => drop(page.fact("Files", &format!("joined from {} places", grouped(places.len() as u64)))),
     }
     page.raw("</dl>\n");
