@@ -1,5 +1,6 @@
 //! Opens the models that a command line names.
 
+use crate::cli::pattern::{WantedPatterns, unmatched};
 use crate::cli::source::{RemoteArgs, SourceArg, SourceArgs};
 #[cfg(feature = "remote")]
 use crate::process::fetcher;
@@ -106,6 +107,20 @@ impl NamedModels {
         }
         Ok(ExitCode::from(u8::from(failed)))
     }
+}
+
+/// Reports the patterns that have matched no tensor of `sources`. The exit code is then 1, otherwise `code`.
+pub fn report_unmatched(
+    wanted: &WantedPatterns,
+    sources: &[SourceArg],
+    code: ExitCode,
+    out: &mut StandardOutput,
+) -> anyhow::Result<ExitCode> {
+    let missed = wanted.unmatched();
+    for pattern in &missed {
+        out.complain(&unmatched(sources, pattern))?;
+    }
+    Ok(if missed.is_empty() { code } else { ExitCode::FAILURE })
 }
 
 /// Finds what SOURCE arguments name. The process that fetches is started for the first URL.

@@ -18,8 +18,7 @@ use weightfs::codec::quantized::QuantizedPart;
 use weightfs::compare::{
     ComparablePair, SharedFiles, StoredTensor, TensorPair, deviations, differences, have_same_bytes, obstacle,
 };
-use weightfs::content::SourceRun;
-use weightfs::model::{BytePlace, Catalog, Model, ModelDiff, ModelId, OpenedModel, TensorId, TensorPartners};
+use weightfs::model::{Catalog, Model, ModelDiff, ModelId, OpenedModel, TensorId, TensorPartners};
 use weightfs::source::Location;
 use weightfs::view;
 
@@ -153,13 +152,8 @@ impl<'m> StoredSide<'m> {
 
     fn stored(&self, id: TensorId) -> StoredTensor<'_> {
         let tensor = self.model.tensor(id);
-        let mut start = 0;
-        let run = |BytePlace { file, range }: BytePlace| {
-            let begin = start;
-            start += range.end - range.start;
-            SourceRun { start: begin, source: file.index(), offset: range.start }
-        };
-        let runs = tensor.places().into_iter().map(run).collect();
+        let mut runs = Vec::new();
+        view::push_runs(&mut runs, 0, &tensor);
         StoredTensor { files: &self.files, data: self.model.data(&tensor), runs }
     }
 }

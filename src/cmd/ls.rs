@@ -2,9 +2,9 @@
 
 use super::files;
 use super::sort::sort_by_keys;
-use crate::cli::pattern::{WantedPatterns, unmatched};
+use crate::cli::pattern::WantedPatterns;
 use crate::cli::{LsArgs, LsOperand, TensorOrder};
-use crate::opening::NamedModels;
+use crate::opening::{NamedModels, report_unmatched};
 use crate::terminal::output::{HEADING, StandardOutput, compact, push_shape, squeeze, to_stdout};
 use crate::terminal::totals;
 use anyhow::Result;
@@ -52,11 +52,7 @@ pub fn run_ls(args: &LsArgs) -> Result<ExitCode> {
             Ok(print(model, &tensors, args, out)?)
         })?;
         // If no model could be opened, the patterns were not tried.
-        let missed = if opened { wanted.unmatched() } else { Vec::new() };
-        for pattern in &missed {
-            out.complain(&unmatched(&sources, pattern))?;
-        }
-        Ok(if missed.is_empty() { code } else { ExitCode::FAILURE })
+        if opened { report_unmatched(&wanted, &sources, code, out) } else { Ok(code) }
     })
 }
 

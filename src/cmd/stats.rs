@@ -1,8 +1,8 @@
 //! `weightfs stats`: the statistics of the values of all tensors.
 
 use crate::cli::StatsArgs;
-use crate::cli::pattern::{WantedPatterns, unmatched};
-use crate::opening::NamedModels;
+use crate::cli::pattern::WantedPatterns;
+use crate::opening::{NamedModels, report_unmatched};
 use crate::terminal::array::format_statistic;
 use crate::terminal::output::{StandardOutput, compact, draw_table, fit_columns, push_shape, to_stdout};
 use crate::terminal::progress::ProgressLine;
@@ -34,7 +34,9 @@ pub fn run_stats(args: &StatsArgs) -> anyhow::Result<ExitCode> {
         if args.csv {
             writeln!(out, "{COLUMNS}")?;
         }
+        let mut opened = false;
         let code = models.each(args.input.open.mode(), out, |model, location, out| {
+            opened = true;
             let counted = CountedModel::new(model, location, &wanted, args);
             counted.warn_of_others();
             match () {
@@ -48,11 +50,8 @@ pub fn run_stats(args: &StatsArgs) -> anyhow::Result<ExitCode> {
                 }
             }
         })?;
-        let missed = wanted.unmatched();
-        for pattern in &missed {
-            out.complain(&unmatched(&sources, pattern))?;
-        }
-        Ok(if missed.is_empty() { code } else { ExitCode::FAILURE })
+        // If no model could be opened, the patterns were not tried.
+        if opened { report_unmatched(&wanted, &sources, code, out) } else { Ok(code) }
     })
 }
 

@@ -53,10 +53,14 @@ impl Extents {
         Self { sources, runs, part: 0..len }
     }
 
-    /// Whether some of the bytes have to be gathered.
-    pub(super) fn is_gathered(&self) -> bool {
-        let touched = self.runs[self.run_at(self.part.start)..].iter().take_while(|run| run.start < self.part.end);
-        touched.into_iter().any(|run| self.sources[run.source].is_gathered())
+    /// Whether some of the bytes of `part` have to be gathered.
+    pub(super) fn is_gathered(&self, part: &Range<u64>) -> bool {
+        let mut is_gathered = false;
+        let _ = self.visit_runs(part, &mut |source, _| {
+            is_gathered |= source.is_gathered();
+            Ok(())
+        });
+        is_gathered
     }
 
     pub(super) fn len(&self) -> u64 {

@@ -3,7 +3,7 @@
 use super::extents::TakeRun;
 use super::request::Error;
 use super::strided::StridedData;
-use crate::source::{self, Bytes, Source, SourceInfo, each_run};
+use crate::source::{self, Bytes, Source, SourceInfo, each_run, indices, span_of_runs};
 use nix::errno::Errno;
 use std::ops::Range;
 use std::path::Path;
@@ -23,17 +23,10 @@ impl GatheredSource {
         Self { array, info }
     }
 
-    /// Fails unless the array has these bytes.
-    fn check(&self, range: &Range<u64>) -> Result<(), source::Error> {
-        match range.start <= range.end && range.end <= self.info.len {
-            true => Ok(()),
-            false => Err(source::Error::OutOfRange { range: range.clone(), len: self.info.len }),
-        }
-    }
-
     /// Passes the runs of the file that a range needs to `take`, until it fails.
     fn visit(&self, range: &Range<u64>, take: &mut TakeRun) -> Result<(), Error> {
-        if self.check(range).is_err() || range.is_empty() { Ok(()) } else { self.array.visit_runs(range, take) }
+        let is_inside = indices(range, self.info.len).is_ok_and(|range| !range.is_empty());
+        if is_inside { self.array.visit_runs(range, take) } else { Ok(()) }
     }
 }
 
@@ -43,9 +36,8 @@ impl Source for GatheredSource {
     }
 
     fn bytes(&self, range: Range<u64>) -> Result<Bytes, source::Error> {
-        self.check(&range)?;
+        let len = indices(&range, self.info.len)?.len();
         let mut bytes = Vec::new();
-        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
         bytes.try_reserve_exact(len).map_err(|_| {
             let path = self.array.source.path().unwrap_or(Path::new("")).to_owned();
             source::Error::Io { path, error: Errno::ENOMEM.into() }
@@ -56,11 +48,8 @@ impl Source for GatheredSource {
     }
 
     fn read_runs_at(&self, buf: &mut [u8], len: usize, offset: u64, step: u64) -> Result<(), source::Error> {
-        for (buf, start) in each_run(buf, len, offset, step) {
-            self.check(&(start..start.saturating_add(buf.len() as u64)))?;
-            self.array.fill(buf, start)?;
-        }
-        Ok(())
+        span_of_runs(buf, len, offset, step, self.info.len)?;
+        each_run(buf, len, offset, step).try_for_each(|(buf, start)| self.array.fill(buf, start))
     }
 
     fn verify(&self) -> Result<(), source::Error> {

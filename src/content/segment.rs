@@ -163,16 +163,16 @@ impl Segment {
 impl DecodedData {
     /// As [`Segment::fill`]. Decodes only the blocks that overlap the range.
     fn fill(&self, buf: &mut [u8], offset: u64, request: &ReadRequest) -> Result<(), Error> {
+        let needed = self.decoder.encoded(&(offset..offset + buf.len() as u64));
         let is_direct = match &self.data {
             Segment::Literal(_) | Segment::Extent(_) => true,
-            Segment::Extents(extents) => !extents.is_gathered(),
+            Segment::Extents(extents) => !extents.is_gathered(&needed),
             _ => false,
         };
         if is_direct {
             return self.decoder.fill(buf, offset, |encoded, from| self.data.fill(encoded, from, request));
         }
         // Gathering or making little at a time would read the same parts of a source many times.
-        let needed = self.decoder.encoded(&(offset..offset + buf.len() as u64));
         let mut gathered = zeroed((needed.end - needed.start) as usize)?;
         self.data.fill(&mut gathered, needed.start, request)?;
         self.decoder.fill(buf, offset, |encoded, from| {

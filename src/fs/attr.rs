@@ -59,17 +59,13 @@ impl Ownership {
             mtime: stat.mtime,
         }
     }
-}
 
-impl Ownership {
     /// The owner of a folder that shows a directory with this `stat`. Its permission bits include those to search the
     /// directory: a user who may only list it sees names, but cannot open anything.
     pub fn of_folder(self, stat: SourceStat) -> FileOwner {
         FileOwner { perm: stat.mode & 0o555 & !self.umask, ..self.of(stat) }
     }
-}
 
-impl Ownership {
     /// As [`Ownership::of`], for a file or directory that the user did not name: a new owner or group may read it only
     /// if everyone may.
     pub(super) fn of_unnamed(self, stat: SourceStat, of: fn(Self, SourceStat) -> FileOwner) -> FileOwner {

@@ -31,7 +31,7 @@ pub(super) struct CatalogFolders {
     ownership: Ownership,
     models: Vec<ModelSlot>,
     results: Arc<CachedResults>,
-    /// The files that are not models, by their number as links, once they have been opened.
+    /// The files that are not models, by their number as links, once somebody has asked for them.
     others: Vec<OnceLock<DeferredFile>>,
     /// The folders whose changes were logged, or are not to be logged.
     changed: Mutex<HashSet<FolderId>>,

@@ -1,7 +1,7 @@
 //! Tensors that are made of parts of files: of several files, of some rows, under another name, or of a file without a
 //! header.
 
-use super::data::{AssembledRuns, TensorData};
+use super::data::{AssembledRuns, TensorData, array_in};
 use super::ids::ShardId;
 use crate::content::{GatheredSource, SourceRun, Sources};
 use crate::format::{self, Dtype, HeaderBuilder, TensorInfo, TensorTable};
@@ -58,7 +58,7 @@ impl TensorAssembly {
 
     /// The data of a stored tensor in C order, as the number of a source and a range there, in bytes.
     pub fn stored(&mut self, shard: ShardId, tensor: &TensorInfo) -> (usize, Range<u64>) {
-        match super::data::array_in(&self.files[shard.index()], tensor) {
+        match array_in(&self.files[shard.index()], tensor) {
             None => (shard.index(), tensor.range.clone()),
             Some(array) => {
                 self.gathered.push(Arc::new(GatheredSource::new(array)));

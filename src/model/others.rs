@@ -5,7 +5,7 @@ use crate::source::{Source, SourceStat};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The files of a directory, and of the directories below it, that are no parts of its model.
+/// The files of a directory, and of the directories below it, that are not parts of its model.
 #[derive(Debug, Default)]
 pub struct OtherFiles {
     files: Vec<OtherFile>,
@@ -13,7 +13,7 @@ pub struct OtherFiles {
     folders: Vec<OtherFolder>,
 }
 
-/// A file that is no part of the model, in the version that was found first.
+/// A file that is not a part of the model, in the version that was found first.
 #[derive(Debug)]
 pub struct OtherFile {
     /// Owner, and permissions of those who may also search the directories between that of the model and the file.

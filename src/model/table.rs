@@ -131,7 +131,7 @@ pub struct ModelFacts {
     /// Messages about other findings in an index or a manifest.
     pub remarks: Vec<String>,
     pub stated: StatedTotals,
-    /// The files of its directory that are no parts of it.
+    /// The files of its directory that are not parts of it.
     pub others: OtherFiles,
 }
 

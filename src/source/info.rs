@@ -33,7 +33,7 @@ impl SourceInfo {
 }
 
 /// `range` as indices into `len` bytes.
-pub(super) fn indices(range: &Range<u64>, len: u64) -> Result<Range<usize>, Error> {
+pub fn indices(range: &Range<u64>, len: u64) -> Result<Range<usize>, Error> {
     match (usize::try_from(range.start), usize::try_from(range.end)) {
         (Ok(start), Ok(end)) if start <= end && range.end <= len => Ok(start..end),
         _ => Err(Error::OutOfRange { range: range.clone(), len }),
@@ -42,7 +42,7 @@ pub(super) fn indices(range: &Range<u64>, len: u64) -> Result<Range<usize>, Erro
 
 /// The range from the first to the last byte of the runs that fill `buf`: see [`super::Source::read_runs_at`]. Fails
 /// unless it is inside of `len` bytes.
-pub(super) fn span_of_runs(buf: &[u8], run: usize, offset: u64, step: u64, len: u64) -> Result<Range<u64>, Error> {
+pub fn span_of_runs(buf: &[u8], run: usize, offset: u64, step: u64, len: u64) -> Result<Range<u64>, Error> {
     let before = buf.len().div_ceil(run).saturating_sub(1);
     let last = (buf.len() - before * run) as u64;
     let range = offset..offset.saturating_add(step.saturating_mul(before as u64)).saturating_add(last);

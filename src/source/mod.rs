@@ -31,7 +31,7 @@ pub use error::{Error, ErrorCause, FetchFailure, RemoteFailure, strerror};
 pub use fetched::{FetchedFile, FetchedOpener, fetched_files_limit, limit_fetched_files};
 pub use file::{MappedFile, limit_open_files};
 pub use filled::{FillProcess, OpenFetched};
-pub use info::{SourceInfo, each_run};
+pub use info::{SourceInfo, each_run, indices, span_of_runs};
 pub use local::{
     announce, device_at, exists, is_dir, len_at, list_dir, modified_at, open_beneath, open_local, stat_at,
 };

@@ -22,7 +22,7 @@ pub fn has(model: &Model) -> bool {
 }
 
 pub fn gguf_shows(numbers: &TensorNumbers) -> bool {
-    !numbers.tensor.is_gathered() && numbers.tensor.info.dtype.ggml().is_some()
+    numbers.tensor.info.dtype.ggml().is_some() && !numbers.tensor.is_gathered()
 }
 
 /// A file that holds only this tensor, under its own name, with the `general.*` metadata of the first file, and with
@@ -141,7 +141,7 @@ impl GgufBuilder {
     fn tensor(&mut self, model: &Model, id: TensorId) -> Option<u64> {
         let (tensor, offset) = (model.tensor(id), self.data_len);
         // A shard may be of another format.
-        if tensor.is_gathered() || tensor.info.dtype.ggml().is_none() {
+        if tensor.info.dtype.ggml().is_none() || tensor.is_gathered() {
             return None;
         }
         let end = offset.checked_add(tensor.info.nbytes())?;

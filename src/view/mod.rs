@@ -22,7 +22,7 @@ mod values;
 mod views;
 
 pub use export::ModelExport;
-pub use gguf::file as gguf_file;
+pub use gguf::{file as gguf_file, push_data as push_runs};
 pub use id::{ShownViews, View};
 pub use index::write_tensor;
 pub use overflow::{OverflowingTensor, find_overflows, overflow_bytes};

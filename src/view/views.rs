@@ -51,7 +51,7 @@ impl ModelViews {
         self.exports.get().map(Vec::as_slice)
     }
 
-    /// A file of the model's directory that is no part of it, if there is one with that number.
+    /// A file of the model's directory that is not a part of it, if there is one with that number.
     pub fn other(&self, number: u32) -> Option<&OtherFile> {
         self.model.facts.others.file(number as usize)
     }
