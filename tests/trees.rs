@@ -69,7 +69,7 @@ impl SourceTree for Files {
             device: 1,
         };
         let id = (1, path.bytes().fold(7, |id, byte| id * 31 + u64::from(byte)));
-        Ok(DirListing { id, stat: self.stat(), entries: entries.into_iter().map(entry).collect() })
+        Ok(DirListing { id, parent: None, stat: self.stat(), entries: entries.into_iter().map(entry).collect() })
     }
 
     fn is_dir(&self, path: &str) -> bool {

@@ -7,7 +7,7 @@ use crate::content::{Content, ReadRequest};
 use crate::model::quantization::QuantizedWeight;
 use crate::model::{Model, OtherEntry, OtherFolder, ShardId, Tensor, TensorId, TensorNumbers, TensorPopulation};
 use crate::name;
-use crate::source::Source;
+use crate::source::{Source, SourceStat};
 use crate::text::HexDigits;
 use crate::view::{CachedResults, ModelViews, ShownViews, View, ViewFile, ViewFiles};
 use sha2::{Digest, Sha256};
@@ -531,7 +531,8 @@ fn hash_versions(model: &Model) -> Option<String> {
     for source in model.sources.iter() {
         add_version(&mut parts, &**source)?;
     }
-    parts.update(format!("{:?}", model.facts.described_by));
+    let described_by: Vec<SourceStat> = model.facts.described_by.iter().map(|file| file.stat).collect();
+    parts.update(format!("{described_by:?}"));
     Some(HexDigits(&parts.finalize()).to_string())
 }
 

@@ -10,7 +10,7 @@ use super::table::Model;
 use crate::content::DeferredFile;
 use crate::format;
 use crate::name::harmless;
-use crate::source::{self, Error, ListedEntry, ListedKind, Location};
+use crate::source::{self, Error, FileId, ListedEntry, ListedKind, Location};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ const FILES_MAX: usize = 1000;
 
 /// The files that were found in a directory whose only model lies directly in it.
 pub(super) fn files_in(catalog: &Catalog) -> OtherFiles {
-    let mut search = FileSearch::new(&catalog.top, None);
+    let mut search = FileSearch::new((&catalog.top, catalog.dirs.listed(&catalog.top)), None);
     search.add_folder(catalog, FolderId::new(0), 0);
     search.finish()
 }
@@ -29,7 +29,7 @@ pub(super) fn files_in(catalog: &Catalog) -> OtherFiles {
 /// model, its configuration and all files that are shown have the same owner. Directories of servers are not listed.
 pub(super) fn files_beside(model: &Model) -> OtherFiles {
     let dir = model.main_file().parent();
-    let owner_of = |file: &Location| source::stat_at(file).map(|stat| stat.uid).ok();
+    let owner_of = |file: &Location| source::stat_at(file).map(|(_, stat)| stat.uid).ok();
     let owner = owner_of(model.main_file());
     let is_own = |name: &str| {
         let file = dir.join(name);
@@ -41,7 +41,7 @@ pub(super) fn files_beside(model: &Model) -> OtherFiles {
     let Ok(mut listing) = source::list_dir(&dir) else { return OtherFiles::default() };
     listing.entries.retain(may_be_other);
     listing.entries.sort_by(|a, b| a.name.cmp(&b.name));
-    let mut search = FileSearch::new(&dir, owner);
+    let mut search = FileSearch::new((&dir, Some(listing.id)), owner);
     let folder = search.found.add_folder(0, listing.stat);
     for entry in listing.entries {
         let name = harmless(&entry.name).to_string_lossy().into_owned();
@@ -71,6 +71,7 @@ fn blob_of(link: &Path, blobs: &Path) -> Option<PathBuf> {
 struct FileSearch<'s> {
     /// The directory of the model.
     top: &'s Location,
+    id: Option<FileId>,
     /// The directory `blobs` of the repository, without symlinks, if the directory is in the Hugging Face cache.
     blobs: Option<PathBuf>,
     /// The only user whose files are shown; `None` if those of all are.
@@ -83,10 +84,10 @@ struct FileSearch<'s> {
 }
 
 impl<'s> FileSearch<'s> {
-    fn new(top: &'s Location, owner: Option<u32>) -> Self {
+    fn new((top, id): (&'s Location, Option<FileId>), owner: Option<u32>) -> Self {
         let blobs = repository_of(top).and_then(|repository| repository.join("blobs").canonical().ok());
         let blobs = blobs.and_then(|blobs| blobs.path().map(PathBuf::from));
-        Self { top, blobs, owner, found: OtherFiles::default(), failed: None, has_more: false }
+        Self { top, id, blobs, owner, found: OtherFiles::default(), failed: None, has_more: false }
     }
 
     /// Adds what is in a folder of a catalog, and returns the number of the folder if there is anything.
@@ -138,10 +139,10 @@ impl<'s> FileSearch<'s> {
         else {
             return Ok(None);
         };
-        let opened = match (source::open_beneath(top, inner)?, &self.blobs) {
+        let opened = match (source::open_beneath((top, self.id), inner)?, &self.blobs) {
             (None, Some(blobs)) => match blob_of(path, blobs) {
                 // Users need to search the repository and its blobs too.
-                Some(blob) => source::open_beneath(blobs.parent().unwrap_or(blobs), &blob)?,
+                Some(blob) => source::open_beneath((blobs.parent().unwrap_or(blobs), None), &blob)?,
                 None => None,
             },
             (opened, _) => opened,

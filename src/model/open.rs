@@ -1,6 +1,6 @@
 //! Opens what a location names: a model, or a directory of models.
 
-use super::access::{NOBODY, restrict_access};
+use super::access::{NOBODY, restrict_access, restrict_description};
 use super::assemble::ollama::OllamaManifest;
 use super::assemble::{self, KnownFiles, assemble_model};
 use super::beside::{files_beside, files_in};
@@ -11,7 +11,7 @@ use super::linked::is_below;
 use super::table::{Model, ModelAccess};
 use crate::format::{self, ParseMode};
 use crate::source::{self, Directories, Location, SourceStat};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A model, or a directory of models, that a location names.
 #[derive(Debug)]
@@ -40,13 +40,12 @@ impl OpenedModel {
 pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel, Error> {
     let Some(catalog) = catalog(location, mode)? else {
         let mut model = open_model(location, mode)?;
+        let dirs = Directories::default();
+        // The directory that holds an index, a manifest or splits is not part of the source.
+        let base = dirs.base(&model.facts.base.clone().unwrap_or_else(|| location.parent()));
         match model.form.access {
-            ModelAccess::File => {}
-            ModelAccess::FilesAndDirectories => {
-                // The directory that holds an index, a manifest or splits is not part of the source.
-                let base = model.facts.base.clone().unwrap_or_else(|| location.parent());
-                restrict_access(&mut model, &base, &Directories::default());
-            }
+            ModelAccess::File => restrict_description(&mut model, &base),
+            ModelAccess::FilesAndDirectories => restrict_access(&mut model, &base),
         }
         model.facts.others = files_beside(&model);
         return Ok(OpenedModel::Model(model.into()));
@@ -54,8 +53,9 @@ pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel
     match catalog.only().filter(|only| catalog.model(*only).parent() == catalog.top) {
         Some(only) => {
             let mut model = open_below(Some(&catalog.top), &location.rename(catalog.model(only)), mode)?;
-            restrict_access(&mut model, location, &catalog.dirs);
-            let dir = catalog.dirs.base(location).and_then(|base| base.stat());
+            let base = catalog.dirs.base(location);
+            restrict_access(&mut model, &base);
+            let dir = base.and_then(|base| base.stat());
             model.facts.needed.push(dir.map_or(NOBODY, SourceStat::search));
             model.facts.others = files_in(&catalog);
             Ok(OpenedModel::Model(model.into()))
@@ -103,7 +103,9 @@ pub fn open_below(top: Option<&Location>, location: &Location, mode: ParseMode) 
 pub fn open_in(catalog: &Catalog, model: ModelId) -> Result<Model, Error> {
     let mut opened = open_below(Some(&catalog.top), catalog.model(model), catalog.mode())?;
     let base = opened.facts.base.as_ref().unwrap_or(catalog.home_location(model)).clone();
-    restrict_access(&mut opened, &base, &catalog.dirs);
+    let path = base.path().unwrap_or(Path::new("")).to_owned();
+    let base = catalog.dirs.base(&base).map_err(|error| source::Error::Io { path, error })?;
+    restrict_access(&mut opened, &Ok(base));
     Ok(opened)
 }
 

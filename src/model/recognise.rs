@@ -8,9 +8,9 @@ use super::ids::TensorId;
 use super::population::TensorPopulation;
 use super::quantization::{self, QuantizationConfig, RecognisedWeights, SiteTensor, StoredTensors};
 use super::quantized::QuantizedWeights;
-use super::table::Model;
+use super::table::{DescribingFile, Model};
 use crate::content::ReadRequest;
-use crate::source::{self, Location, SourceStat};
+use crate::source::{self, Location};
 use serde_json::Value;
 use std::collections::HashMap;
 
@@ -36,7 +36,7 @@ impl Model {
         if !self.form.holds_weights || !quantization::may_be_quantized(&tensors) {
             return Ok(());
         }
-        let ReadConfigs { config, network, needed } = read_configs(self)?;
+        let ReadConfigs { config, network, files } = read_configs(self)?;
         let found = match quantization::wanted(&tensors) {
             Ok(wanted) => {
                 let all: Vec<(usize, u64)> =
@@ -61,7 +61,7 @@ impl Model {
             Err(warnings) => RecognisedWeights { warnings, ..RecognisedWeights::default() },
         };
         self.quantized = QuantizedWeights::new(found);
-        self.facts.described_by.extend(needed);
+        self.facts.described_by.extend(files);
         self.facts.network = network;
         Ok(())
     }
@@ -86,8 +86,7 @@ fn named_network(config: &Value) -> Option<String> {
 struct ReadConfigs {
     config: QuantizationConfig,
     network: Option<String>,
-    /// The permissions of the files.
-    needed: Vec<SourceStat>,
+    files: Vec<DescribingFile>,
 }
 
 /// The logical tensors of a model, by their numbers.
@@ -155,14 +154,14 @@ fn read_share(model: &Model, share: &[(usize, u64)]) -> Result<Vec<(usize, Vec<u
 /// The configuration in the files beside the model and in the metadata.
 fn read_configs(model: &Model) -> Result<ReadConfigs, Error> {
     let dir = model.main_file().parent();
-    let mut needed = Vec::new();
-    let config = read_config(&dir.join(CONFIG), &mut needed)?;
+    let mut files = Vec::new();
+    let config = read_config(&dir.join(CONFIG), &mut files)?;
     let mut found = QuantizationConfig::new(config.as_ref(), None);
     for other in OTHERS {
         if found.is_quantized {
             break;
         }
-        if let Some(other) = read_config(&dir.join(other), &mut needed)? {
+        if let Some(other) = read_config(&dir.join(other), &mut files)? {
             found = QuantizationConfig::new(config.as_ref(), Some(&other));
         }
     }
@@ -172,20 +171,20 @@ fn read_configs(model: &Model) -> Result<ReadConfigs, Error> {
     Ok(ReadConfigs {
         config: comfy.fold(found, |config, (_, value)| config.with_comfy_metadata(value.text())),
         network,
-        needed,
+        files,
     })
 }
 
-/// A JSON file, whose permissions are added to `needed`; `None` if it is absent or unusable. An unusable file is
+/// The content of a JSON file, which is added to `files`; `None` if it is absent or unusable. An unusable file is
 /// logged. Fails if another attempt may succeed.
-fn read_config(location: &Location, needed: &mut Vec<SourceStat>) -> Result<Option<Value>, Error> {
+fn read_config(location: &Location, files: &mut Vec<DescribingFile>) -> Result<Option<Value>, Error> {
     if !source::exists(location) {
         return Ok(None);
     }
     let ignored = match set::read_list(location, CONFIG_MAX) {
-        Ok((text, stat)) => match quantization::parse_config(&text) {
+        Ok((text, file)) => match quantization::parse_config(&text) {
             Ok(value) => {
-                needed.push(stat);
+                files.push(file);
                 return Ok(Some(value));
             }
             Err(error) => format!("{location}: ignored: {error}"),

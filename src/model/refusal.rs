@@ -1,6 +1,6 @@
 //! Who may read the error file of a model that cannot be opened.
 
-use super::access::{NOBODY, stat_of};
+use super::access::{needed_for, stat_of};
 use super::assemble::{self, KnownFiles};
 use super::catalog::Catalog;
 use super::ids::ModelId;
@@ -13,15 +13,12 @@ pub fn refused_stat(catalog: &Catalog, model: ModelId) -> Option<SourceStat> {
     let KnownFiles { main, others, base } = assemble::known_files(location);
     let mut found: Option<SourceStat> = None;
     let mut add = |stat: SourceStat| found = Some(found.map_or(stat, |found| found.and(stat)));
-    let mut home = dirs.base(base.as_ref().unwrap_or(catalog.home_location(model)));
+    let home = dirs.base(base.as_ref().unwrap_or(catalog.home_location(model)));
     for part in std::iter::once(&main).chain(&others) {
         // If a file cannot be opened, the reason says nothing about its content.
-        if let Some(stat) = stat_of(part) {
+        if let Some((id, stat)) = stat_of(part) {
             add(stat);
-            match home.as_mut().map(|home| home.traverse(part)) {
-                Ok(Ok(traversal)) => traversal.stat.into_iter().for_each(&mut add),
-                _ => add(NOBODY),
-            }
+            needed_for(&home, part, id).into_iter().for_each(&mut add);
         }
     }
     found

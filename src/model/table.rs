@@ -8,7 +8,7 @@ use super::population::TensorPopulation;
 use super::quantized::QuantizedWeights;
 use crate::content::{Extents, Segment, SourceRun, Sources};
 use crate::format::{Dtype, Header, MetadataValue, NameTable, SkipList, SkippedEntry, TensorInfo, TensorTable};
-use crate::source::{self, Location, Source, SourceStat};
+use crate::source::{self, FileId, Location, Source, SourceStat};
 use crate::text::quote;
 use serde::Deserialize;
 use std::collections::BTreeSet;
@@ -121,8 +121,8 @@ pub struct ModelFacts {
     pub tensor_list: Option<Location>,
     /// Owner and permissions that users need besides those of the files: of the directories on the way to them.
     pub needed: Vec<SourceStat>,
-    /// Owner, permissions and times of the files that describe the model: an index, a manifest or a configuration.
-    pub described_by: Vec<SourceStat>,
+    /// The files that describe the model: an index, a manifest or a configuration.
+    pub described_by: Vec<DescribingFile>,
     /// The files of the model that could not be opened.
     pub unopened: Vec<Location>,
     /// Mismatches between the index or manifest and the files, or between splits. Empty unless the model was opened
@@ -133,6 +133,14 @@ pub struct ModelFacts {
     pub stated: StatedTotals,
     /// The files of its directory that are not parts of it.
     pub others: OtherFiles,
+}
+
+/// A file that describes a model, in the version that was read.
+#[derive(Debug)]
+pub struct DescribingFile {
+    pub location: Location,
+    pub id: Option<FileId>,
+    pub stat: SourceStat,
 }
 
 #[derive(Debug)]
@@ -231,12 +239,6 @@ impl Model {
     /// The index or the manifest that names the files of the model, or else its only or first file.
     pub fn main_file(&self) -> &Location {
         self.facts.main_file.as_ref().unwrap_or(&self.location)
-    }
-
-    /// The locations of all its files, including those that could not be opened.
-    pub(super) fn locations(&self) -> Vec<Location> {
-        let opened = self.sources.iter().filter_map(|source| source.path().map(Location::from));
-        opened.chain([self.main_file()].into_iter().chain(&self.facts.unopened).cloned()).collect()
     }
 
     /// Sets the separator of key and column. Models whose tensors are not the cells of a table stay as they are.
@@ -461,7 +463,8 @@ impl Model {
     pub fn stat(&self) -> Option<SourceStat> {
         let files = self.sources.iter().map(|source| source.stat());
         let files = files.reduce(|a, b| SourceStat { mtime: a.mtime.max(b.mtime), ..a.and(b) })?;
-        Some(self.facts.needed.iter().chain(&self.facts.described_by).fold(files, |files, needed| files.and(*needed)))
+        let described_by = self.facts.described_by.iter().map(|file| &file.stat);
+        Some(self.facts.needed.iter().chain(described_by).fold(files, |files, needed| files.and(*needed)))
     }
 
     /// The file of a stored tensor, and its index there.

@@ -168,7 +168,8 @@ impl SourceTree for RemoteTree {
             device: self.device,
         };
         let entries = self.entries(path).map(entry).collect();
-        Ok(DirListing { id: (self.device, number_of(&format!("{path}/"))), stat: self.stat(), entries })
+        let id = (self.device, number_of(&format!("{path}/")));
+        Ok(DirListing { id, parent: None, stat: self.stat(), entries })
     }
 
     fn device(&self) -> u64 {

@@ -2,13 +2,15 @@
 
 use super::map::open_file;
 use super::resolve::resolve_path;
-use super::{DirListing, Error, ListedEntry, ListedKind, Location, MappedFile, Source, SourceStat};
-use rustix::fs::{Mode, OFlags, openat};
+use super::traversal::id_of;
+use super::{DirListing, Error, FileId, ListedEntry, ListedKind, Location, MappedFile, Source, SourceStat};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, readlinkat, statat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -26,11 +28,16 @@ pub type ReachedFile = (Arc<dyn Source>, Option<SourceStat>);
 /// Opens the file at `path` below the directory `top`, following no symlinks between them. Another process may exchange
 /// names at any time, so each directory is opened in the one before, and the result is the file that was found there.
 ///
-/// `None` if there is no regular file, or if a part of the path is a symlink.
-pub fn open_beneath(top: &Path, path: &Path) -> Result<Option<ReachedFile>, Error> {
+/// `None` if there is no regular file, if a part of the path is a symlink, or if `top` does not have the number that is
+/// given with it.
+pub fn open_beneath(top: (&Path, Option<FileId>), path: &Path) -> Result<Option<ReachedFile>, Error> {
+    let (top, id) = top;
     let failed = |error: io::Error| Error::io(&top.join(path), error);
     let (parents, Some(name)) = (path.parent().unwrap_or(Path::new("")), path.file_name()) else { return Ok(None) };
     let mut dir = open_file(&resolve_path(top, None).map_err(failed)?).map_err(failed)?;
+    if id.is_some_and(|id| id_of(&dir).is_ok_and(|found| found != id)) {
+        return Ok(None);
+    }
     let mut needed: Option<SourceStat> = None;
     for parent in parents.components() {
         let Some(next) = open_in(&dir, parent.as_os_str(), OFlags::DIRECTORY).map_err(failed)? else { return Ok(None) };
@@ -104,23 +111,15 @@ pub fn modified_at(location: &Location) -> io::Result<Option<SystemTime>> {
     std::fs::metadata(resolve_path(path, None)?)?.modified().map(Some)
 }
 
-/// The file must be readable.
-pub fn stat_at(location: &Location) -> io::Result<SourceStat> {
+/// The number and the attributes of a file, which must be readable. Those of a file in a tree are those of the tree.
+pub fn stat_at(location: &Location) -> io::Result<(Option<FileId>, SourceStat)> {
     match location {
-        Location::Local(path) => SourceStat::of(&open_file(&resolve_path(path, None)?)?),
-        Location::Remote(remote) => Ok(remote.tree().stat()),
+        Location::Local(path) => {
+            let file = open_file(&resolve_path(path, None)?)?;
+            Ok((Some(id_of(&file)?), SourceStat::of(&file)?))
+        }
+        Location::Remote(remote) => Ok((None, remote.tree().stat())),
     }
-}
-
-/// The directory need not be readable.
-pub(super) fn directory_stat(path: &Path, metadata: &Metadata) -> SourceStat {
-    let opened = OpenOptions::new().read(true).custom_flags(nix::libc::O_DIRECTORY).open(path);
-    let stat = opened.ok().and_then(|opened| {
-        let now = opened.metadata().ok()?;
-        ((now.dev(), now.ino()) == (metadata.dev(), metadata.ino())).then(|| SourceStat::of(&opened).ok())?
-    });
-    // The attribute of a directory that is not readable can be read by its path, but not in the sandbox.
-    stat.unwrap_or_else(|| SourceStat::new(metadata, xattr::get(path, super::stat::ACL)))
 }
 
 pub fn list_dir(location: &Location) -> Result<DirListing, Error> {
@@ -131,19 +130,32 @@ pub fn list_dir(location: &Location) -> Result<DirListing, Error> {
 }
 
 fn list_local(path: &Path) -> io::Result<DirListing> {
-    let metadata = std::fs::metadata(path)?;
+    // Another process may exchange names at any time, so all of this is about one open directory.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let dir = File::from(openat(CWD, path, flags, Mode::empty())?);
     let mut entries = Vec::new();
-    for entry in std::fs::read_dir(path)? {
+    for entry in Dir::read_from(&dir)? {
         let entry = entry?;
-        let target = std::fs::metadata(entry.path()).ok();
-        let is_dir = target.as_ref().is_some_and(Metadata::is_dir);
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name == "." || name == ".." {
+            continue;
+        }
+        let target = statat(&dir, name, AtFlags::empty()).ok();
+        let kind = target.map(|target| FileType::from_raw_mode(target.st_mode));
+        let is_link = match entry.file_type() {
+            FileType::Unknown => readlinkat(&dir, name, Vec::new()).is_ok(),
+            kind => kind == FileType::Symlink,
+        };
         entries.push(ListedEntry {
-            name: entry.file_name(),
-            kind: if is_dir { ListedKind::Dir } else { ListedKind::File },
-            is_link: entry.file_type().is_ok_and(|kind| kind.is_symlink()),
-            len: target.as_ref().map_or(0, Metadata::len),
-            device: target.map_or(0, |target| target.dev()),
+            name: name.to_owned(),
+            kind: if kind == Some(FileType::Directory) { ListedKind::Dir } else { ListedKind::File },
+            is_link,
+            len: target.map_or(0, |target| target.st_size as u64),
+            device: target.map_or(0, |target| target.st_dev),
         });
     }
-    Ok(DirListing { id: (metadata.dev(), metadata.ino()), stat: directory_stat(path, &metadata), entries })
+    // Not if the directory can be listed, but not searched.
+    let parent = openat(&dir, "..", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok();
+    let parent = parent.map(|parent| id_of(&parent.into())).transpose()?;
+    Ok(DirListing { id: id_of(&dir)?, parent, stat: SourceStat::of(&dir)?, entries })
 }

@@ -3,9 +3,10 @@
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use std::borrow::Cow;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -58,62 +59,64 @@ impl OffLimits {
             mount.split(' ').nth(2) == Some(&number) && system.split(' ').next() == Some(self.avoided_type)
         })
     }
+
+    /// See [`check_limits`].
+    fn check(
+        &self,
+        dir: impl AsFd,
+        name: &OsStr,
+        real: &Path,
+        admitted: Option<u64>,
+        allowed: &mut Option<u64>,
+    ) -> io::Result<()> {
+        if real.starts_with(&self.dir) {
+            return Err(io::Error::other("lies inside the mount itself"));
+        }
+        let device = device_of(dir, name);
+        if device == *allowed {
+            return Ok(());
+        }
+        if device.is_some_and(|device| self.avoids(device, admitted)) {
+            return Err(io::Error::other(format!(
+                "leads into another mount of weightfs, {}, and the two could wait for each other; mount it by its own \
+                 path",
+                real.display()
+            )));
+        }
+        *allowed = device;
+        Ok(())
+    }
 }
 
-/// The number of the device at `path`, which need not be accessible. No request is sent to the daemon of a mount whose
-/// mount point is `path`.
-fn device_of(path: &Path) -> Option<u64> {
+/// Fails if what has a name in a directory is off limits. `real` is its path, without symlinks on the way to it, and
+/// `allowed` the last device that was found not to be off limits.
+pub(super) fn check_limits(dir: impl AsFd, name: &OsStr, real: &Path, allowed: &mut Option<u64>) -> io::Result<()> {
+    OFF_LIMITS.get().map_or(Ok(()), |limits| limits.check(dir, name, real, None, allowed))
+}
+
+/// The number of the device of what has a name in a directory, which need not be accessible. No request is sent to the
+/// daemon of a mount whose mount point it is.
+fn device_of(dir: impl AsFd, name: &OsStr) -> Option<u64> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-    let found = statx(CWD, path, flags, StatxFlags::empty()).ok()?;
+    let found = statx(dir, name, flags, StatxFlags::empty()).ok()?;
     Some(makedev(found.stx_dev_major, found.stx_dev_minor))
 }
 
 /// Maximum number of symlinks in a path, as in Linux.
-const LINKS_MAX: usize = 40;
+pub(super) const LINKS_MAX: usize = 40;
 
+/// The real path of `path`, without entering what is off limits.
 fn follow(path: &Path, limits: &OffLimits, admitted: Option<u64>) -> io::Result<PathBuf> {
-    walk(Path::new("/"), &std::path::absolute(path)?, Some(limits), admitted, &mut |_| ())
-}
-
-/// The real path of `path`, relative to the real path `from`. Does not enter what is off limits. Passes each directory
-/// in which a name is looked up to `visit`, in which some may be repeated.
-pub(super) fn follow_from(from: &Path, path: &Path, visit: &mut dyn FnMut(&Path)) -> io::Result<PathBuf> {
-    walk(from, path, OFF_LIMITS.get(), None, visit)
-}
-
-fn walk(
-    from: &Path,
-    path: &Path,
-    limits: Option<&OffLimits>,
-    admitted: Option<u64>,
-    visit: &mut dyn FnMut(&Path),
-) -> io::Result<PathBuf> {
     let mut ahead: Vec<OsString> = Vec::new();
-    push_components(&mut ahead, path);
-    let (mut resolved, mut links, mut allowed) = (from.to_owned(), 0, None);
+    push_components(&mut ahead, &std::path::absolute(path)?);
+    let (mut resolved, mut links, mut allowed) = (PathBuf::from("/"), 0, None);
     while let Some(component) = ahead.pop() {
-        visit(&resolved);
         if component == ".." {
             resolved.pop();
             continue;
         }
         let next = resolved.join(component);
-        if let Some(limits) = limits {
-            if next.starts_with(&limits.dir) {
-                return Err(io::Error::other("lies inside the mount itself"));
-            }
-            let device = device_of(&next);
-            if device != allowed {
-                if device.is_some_and(|device| limits.avoids(device, admitted)) {
-                    return Err(io::Error::other(format!(
-                        "leads into another mount of weightfs, {}, and the two could wait for each other; mount it by \
-                         its own path",
-                        next.display()
-                    )));
-                }
-                allowed = device;
-            }
-        }
+        limits.check(CWD, next.as_os_str(), &next, admitted, &mut allowed)?;
         match std::fs::read_link(&next) {
             Ok(_) if links == LINKS_MAX => return Err(nix::errno::Errno::ELOOP.into()),
             Ok(target) => {
@@ -128,7 +131,7 @@ fn walk(
 }
 
 /// Pushes the components of a path onto a stack, the first one last.
-fn push_components(ahead: &mut Vec<OsString>, path: &Path) {
+pub(super) fn push_components(ahead: &mut Vec<OsString>, path: &Path) {
     ahead.extend(path.components().rev().map(|component| component.as_os_str().to_owned()));
 }
 

@@ -1,17 +1,30 @@
 //! The directories on the path to a file: only users who may search all of them can read the file.
+//!
+//! Another process may exchange names at any time, for directories or symlinks. So each directory is opened in the one
+//! before, and what a path leads to is known by its number, which callers compare with that of the file they opened.
 
-use super::local::directory_stat;
-use super::resolve::follow_from;
+use super::resolve::{LINKS_MAX, check_limits, push_components};
+use super::stat::ACL;
 use super::{FileId, Location, SourceStat};
-use std::collections::{BTreeSet, HashMap};
+use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Directories and their permissions. The sandbox may not allow reading the access control list of a directory later,
 /// so those that a mount needs are added before.
 #[derive(Debug, Default, Clone)]
-pub struct Directories(HashMap<FileId, SourceStat>);
+pub struct Directories {
+    stats: HashMap<FileId, SourceStat>,
+    /// The directories that were listed, by their absolute paths.
+    listed: HashMap<PathBuf, FileId>,
+}
 
 /// A directory from which paths start. They lead to files below it, or through symlinks to files elsewhere.
 #[derive(Debug)]
@@ -26,10 +39,9 @@ pub struct LocalBase<'d> {
     dirs: &'d Directories,
     /// The absolute path of the directory.
     path: PathBuf,
-    /// The same without symlinks.
-    real: PathBuf,
-    /// The permissions of directories on paths that were followed before.
-    found: HashMap<PathBuf, SourceStat>,
+    reached: ReachedPath,
+    /// The numbers of the directory and of those above it.
+    above: Vec<FileId>,
 }
 
 /// The directories between a directory and a file.
@@ -37,28 +49,54 @@ pub struct LocalBase<'d> {
 pub struct Traversal {
     /// The permissions for those who may search all of these directories. `None` if there are no directories between.
     pub stat: Option<SourceStat>,
+    /// The file that the path leads to. `None` in a tree, where names are not exchanged.
+    pub target: Option<FileId>,
     /// Whether the file lies in the directory or below it, after following symlinks.
     pub is_inside: bool,
 }
 
 impl Directories {
-    pub fn add(&mut self, id: FileId, stat: SourceStat) {
-        self.0.insert(id, stat);
+    /// Adds the directory at `location`, which was listed. If another one takes its place later, it is no base.
+    pub fn add(&mut self, location: &Location, id: FileId, stat: SourceStat) {
+        self.stats.insert(id, stat);
+        if let Some(Ok(path)) = location.path().map(absolute) {
+            self.listed.insert(path, id);
+        }
+    }
+
+    /// As [`Directories::add`], for a directory that was not listed.
+    pub fn add_base(&mut self, location: &Location) -> io::Result<()> {
+        let base = self.base(location)?;
+        if let (Some(id), stat) = (base.id(), base.stat()?) {
+            self.add(location, id, stat);
+        }
+        Ok(())
+    }
+
+    /// The number of the directory that was listed at `location`.
+    pub fn listed(&self, location: &Location) -> Option<FileId> {
+        self.listed.get(&absolute(location.path()?).ok()?).copied()
     }
 
     /// Adds the directories on the paths from the directory `from` to each of `to`.
     pub fn add_paths<'l>(&mut self, from: &Location, to: impl IntoIterator<Item = &'l Location>) {
         let Some(Ok(base)) = from.path().map(|from| self.local_base(from)) else { return };
-        let walked: BTreeSet<PathBuf> =
-            to.into_iter().filter_map(|to| base.walk(to.path()?).ok()).flat_map(|traversed| traversed.0).collect();
-        for dir in walked {
-            if let Ok(metadata) = std::fs::metadata(&dir) {
-                let id = (metadata.dev(), metadata.ino());
-                self.0.entry(id).or_insert_with(|| directory_stat(&dir, &metadata));
+        let mut walked = HashMap::new();
+        for to in to.into_iter().filter_map(Location::path) {
+            // Directories that cannot be searched now are missing later too.
+            let _ = base.walk(to, &mut |dir, id| {
+                walked.entry(id).or_insert_with(|| directory_stat(dir));
+                Ok(())
+            });
+        }
+        for (id, stat) in walked {
+            if let Ok(stat) = stat {
+                self.stats.entry(id).or_insert(stat);
             }
         }
     }
 
+    /// The directory at `from`. Fails if another one was listed there.
     pub fn base(&self, from: &Location) -> io::Result<TraversalBase<'_>> {
         match from {
             Location::Local(path) => self.local_base(path).map(TraversalBase::Local),
@@ -67,58 +105,235 @@ impl Directories {
     }
 
     fn local_base(&self, path: &Path) -> io::Result<LocalBase<'_>> {
-        // The parent of a bare file name is empty.
-        let path = std::path::absolute(Path::new(".").join(path))?;
-        let real = follow_from(Path::new("/"), &path, &mut |_| ())?;
-        Ok(LocalBase { dirs: self, path, real, found: HashMap::new() })
+        let path = absolute(path)?;
+        let reached = ReachedPath::root()?.follow(&path, &mut |_, _| Ok(()))?;
+        if self.listed.get(&path).is_some_and(|listed| *listed != reached.id) {
+            return Err(io::Error::other("another directory than the one that was listed; mount it again"));
+        }
+        let above = directories_above(&reached.file)?;
+        Ok(LocalBase { dirs: self, path, reached, above })
     }
 
-    fn stat(&self, dir: &Path) -> io::Result<SourceStat> {
-        let metadata = std::fs::metadata(dir)?;
-        let known = self.0.get(&(metadata.dev(), metadata.ino())).copied();
-        Ok(known.unwrap_or_else(|| directory_stat(dir, &metadata)))
+    fn stat(&self, dir: &File, id: FileId) -> io::Result<SourceStat> {
+        self.stats.get(&id).map_or_else(|| directory_stat(dir), |known| Ok(*known))
+    }
+}
+
+impl Traversal {
+    /// Whether the path leads to the file with this number, as far as it is known.
+    pub fn leads_to(&self, id: Option<FileId>) -> bool {
+        self.target.is_none() || self.target == id
     }
 }
 
 impl TraversalBase<'_> {
+    /// The number of the directory. `None` in a tree.
+    pub fn id(&self) -> Option<FileId> {
+        match self {
+            Self::Local(base) => Some(base.reached.id),
+            Self::Remote(_) => None,
+        }
+    }
+
     pub fn stat(&self) -> io::Result<SourceStat> {
         match self {
-            Self::Local(base) => base.dirs.stat(&base.real),
+            Self::Local(base) => base.dirs.stat(&base.reached.file, base.reached.id),
             Self::Remote(stat) => Ok(*stat),
         }
     }
 
     /// The directories on the path to a file, without the starting directory and those above it.
-    pub fn traverse(&mut self, to: &Location) -> io::Result<Traversal> {
+    pub fn traverse(&self, to: &Location) -> io::Result<Traversal> {
         match (self, to) {
             (Self::Local(base), Location::Local(to)) => base.traverse(to),
-            (Self::Remote(stat), Location::Remote(_)) => Ok(Traversal { stat: Some(stat.search()), is_inside: true }),
+            (Self::Remote(stat), Location::Remote(_)) => {
+                Ok(Traversal { stat: Some(stat.search()), target: None, is_inside: true })
+            }
             _ => Err(io::Error::other("no path leads there")),
         }
     }
 }
 
 impl LocalBase<'_> {
-    fn traverse(&mut self, to: &Path) -> io::Result<Traversal> {
-        let (dirs, target) = self.walk(to)?;
-        let mut combined: Option<SourceStat> = None;
-        for dir in dirs.into_iter().filter(|dir| !self.real.starts_with(dir)) {
-            let stat = match self.found.get(&dir) {
-                Some(stat) => *stat,
-                None => self.dirs.stat(&dir)?.search(),
-            };
-            self.found.insert(dir, stat);
-            combined = Some(combined.map_or(stat, |combined| combined.and(stat)));
-        }
-        Ok(Traversal { stat: combined, is_inside: target.starts_with(&self.real) })
+    fn traverse(&self, to: &Path) -> io::Result<Traversal> {
+        let mut stat: Option<SourceStat> = None;
+        let mut last = None;
+        let reached = self.walk(to, &mut |dir, id| {
+            if !self.above.contains(&id) {
+                let found = self.dirs.stat(dir, id)?.search();
+                stat = Some(stat.map_or(found, |stat| stat.and(found)));
+            }
+            last = Some(dir.try_clone()?);
+            Ok(())
+        })?;
+        let id = self.reached.id;
+        let is_below = match last {
+            Some(dir) => directories_above(&dir)?.contains(&id),
+            None => false,
+        };
+        Ok(Traversal { stat, target: Some(reached.id), is_inside: reached.id == id || is_below })
     }
 
-    /// The real paths of the directories on the path to `to`, and of `to` itself.
-    fn walk(&self, to: &Path) -> io::Result<(BTreeSet<PathBuf>, PathBuf)> {
-        let to = std::path::absolute(to)?;
+    /// Passes the directories on the path to `to` to `visit`, in which some may be repeated.
+    fn walk(&self, to: &Path, visit: &mut VisitDirectory) -> io::Result<ReachedPath> {
+        let to = absolute(to)?;
         let below = to.strip_prefix(&self.path).map_err(io::Error::other)?;
-        let mut dirs = BTreeSet::new();
-        let target = follow_from(&self.real, below, &mut |dir| _ = dirs.insert(dir.to_owned()))?;
-        Ok((dirs, target))
+        self.reached.follow(below, visit)
+    }
+}
+
+type VisitDirectory<'v> = dyn FnMut(&File, FileId) -> io::Result<()> + 'v;
+
+/// What a path leads to. As long as it is open, no other file gets its number.
+#[derive(Debug)]
+struct ReachedPath {
+    /// Opened only for its attributes and for what is in it.
+    file: File,
+    id: FileId,
+    /// Its absolute path, without symlinks.
+    real: PathBuf,
+}
+
+impl ReachedPath {
+    fn root() -> io::Result<Self> {
+        Self::open(CWD, "/".as_ref(), "/".into())
+    }
+
+    /// Opens what has a name in a directory, also a symlink.
+    fn open(dir: impl AsFd, name: &OsStr, real: PathBuf) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        // A file system that is mounted when it is needed is mounted only for a directory.
+        let opened = match openat(&dir, name, flags | OFlags::DIRECTORY, Mode::empty()) {
+            Err(Errno::NOTDIR) => openat(&dir, name, flags, Mode::empty()),
+            opened => opened,
+        };
+        let file = File::from(opened?);
+        Ok(Self { id: id_of(&file)?, file, real })
+    }
+
+    /// Follows `path` from this directory, and symlinks on the way, without entering what is off limits. Passes each
+    /// directory in which a name is looked up to `visit`.
+    fn follow(&self, path: &Path, visit: &mut VisitDirectory) -> io::Result<Self> {
+        let mut reached = Self { file: self.file.try_clone()?, id: self.id, real: self.real.clone() };
+        let (mut ahead, mut links, mut allowed) = (Vec::new(), 0, None);
+        push_components(&mut ahead, path);
+        while let Some(name) = ahead.pop() {
+            visit(&reached.file, reached.id)?;
+            let mut real = reached.real.join(&name);
+            if name == ".." {
+                real = reached.real.parent().unwrap_or(&reached.real).to_owned();
+            }
+            check_limits(&reached.file, &name, &real, &mut allowed)?;
+            match readlinkat(&reached.file, &name, Vec::new()) {
+                Ok(_) if links == LINKS_MAX => return Err(Errno::LOOP.into()),
+                Ok(target) => {
+                    links += 1;
+                    push_components(&mut ahead, Path::new(&OsString::from_vec(target.into_bytes())));
+                }
+                Err(Errno::INVAL) => reached = Self::open(&reached.file, &name, real)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(reached)
+    }
+}
+
+/// The absolute path of a directory. It may have symlinks.
+fn absolute(path: &Path) -> io::Result<PathBuf> {
+    // The parent of a bare file name is empty.
+    std::path::absolute(Path::new(".").join(path))
+}
+
+pub(super) fn id_of(file: &File) -> io::Result<FileId> {
+    let metadata = file.metadata()?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+/// The numbers of a directory and of those above it.
+fn directories_above(dir: &File) -> io::Result<Vec<FileId>> {
+    let mut found = vec![id_of(dir)?];
+    let mut dir = dir.try_clone()?;
+    loop {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        dir = openat(&dir, "..", flags, Mode::empty())?.into();
+        match id_of(&dir)? {
+            // The root directory holds itself.
+            id if found.last() == Some(&id) => return Ok(found),
+            id => found.push(id),
+        }
+    }
+}
+
+/// The attributes of an open directory, which need not be readable.
+pub(super) fn directory_stat(dir: &File) -> io::Result<SourceStat> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match openat(dir, ".", flags, Mode::empty()) {
+        Ok(readable) => SourceStat::of(&readable.into()),
+        // The access control list of a directory that is not readable can be read by its path, but not in the sandbox.
+        Err(_) => {
+            let path = format!("/proc/self/fd/{}", dir.as_raw_fd());
+            Ok(SourceStat::new(&dir.metadata()?, xattr::get_deref(path, ACL)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn directories_between_are_those_that_names_are_looked_up_in() {
+        let scene = tempfile::tempdir().unwrap();
+        let path = |name: &str| scene.path().canonicalize().unwrap().join(name);
+        for (dir, mode) in [("top", 0o755), ("top/a", 0o741), ("top/a/b", 0o755), ("else", 0o710), ("else/c", 0o700)] {
+            fs::create_dir(path(dir)).unwrap();
+            fs::set_permissions(path(dir), Permissions::from_mode(mode)).unwrap();
+        }
+        for file in ["top/file", "top/a/b/file", "else/c/file"] {
+            fs::write(path(file), "").unwrap();
+        }
+        symlink("a/b/../b/file", path("top/inner")).unwrap();
+        symlink("../else/c/file", path("top/outer")).unwrap();
+        symlink(path("top/outer"), path("top/absolute")).unwrap();
+        symlink("loop", path("top/loop")).unwrap();
+        symlink("top", path("link")).unwrap();
+        let dirs = Directories::default();
+        for top in ["top", "link", "top/a/.."] {
+            let base = dirs.base(&path(top).into()).unwrap();
+            let found = |name: &str| base.traverse(&path(top).join(name).into()).unwrap();
+            for (name, target, mode, is_inside) in [
+                ("file", "top/file", None, true),
+                ("a/b/file", "top/a/b/file", Some(0o707), true),
+                ("inner", "top/a/b/file", Some(0o707), true),
+                ("outer", "else/c/file", Some(0o700), false),
+                ("absolute", "else/c/file", Some(0o700), false),
+                ("", "top", None, true),
+            ] {
+                let Traversal { stat, target: id, is_inside: inside } = found(name);
+                assert_eq!((stat.map(|stat| stat.mode), inside), (mode, is_inside), "{top} {name}");
+                assert_eq!(id.unwrap(), id_of(&File::open(path(target)).unwrap()).unwrap(), "{top} {name}");
+            }
+            let error = |name: &str| base.traverse(&path(top).join(name).into()).unwrap_err().raw_os_error();
+            assert_eq!(error("loop"), Some(nix::libc::ELOOP));
+            assert_eq!(error("absent/file"), Some(nix::libc::ENOENT));
+            assert_eq!(error("file/x"), Some(nix::libc::ENOTDIR));
+        }
+    }
+
+    #[test]
+    fn directory_that_was_exchanged_for_another_is_no_base() {
+        let scene = tempfile::tempdir().unwrap();
+        let [a, b] = ["a", "b"].map(|name| scene.path().join(name));
+        fs::create_dir(&a).unwrap();
+        fs::create_dir(&b).unwrap();
+        let (location, mut dirs) = (Location::from(a.clone()), Directories::default());
+        dirs.add_base(&location).unwrap();
+        assert_eq!(dirs.listed(&location), dirs.base(&location).unwrap().id());
+        fs::rename(&a, scene.path().join("c")).unwrap();
+        fs::rename(&b, &a).unwrap();
+        let error = dirs.base(&location).unwrap_err().to_string();
+        assert_eq!(error, "another directory than the one that was listed; mount it again");
     }
 }

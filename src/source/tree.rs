@@ -52,6 +52,8 @@ pub trait SourceTree: Send + Sync + fmt::Debug {
 pub struct DirListing {
     /// Identifies the directory, whatever path leads to it.
     pub id: FileId,
+    /// Identifies the directory that holds it, if that is known. In a tree it is not.
+    pub parent: Option<FileId>,
     pub stat: SourceStat,
     /// In no particular order.
     pub entries: Vec<ListedEntry>,

@@ -188,7 +188,7 @@ const FORM: ModelForm = ModelForm {
 
 /// Opens all shards that the index at `location` names, and compares them with the index.
 pub(in crate::model) fn open_index(location: &Location, mode: ParseMode) -> Result<Model, Error> {
-    let (text, stat) = set::read_list(location, LIST_MAX)?;
+    let (text, described_by) = set::read_list(location, LIST_MAX)?;
     let ((entries, stated), mut set) = set::open_shards(location, mode, |names| {
         read_index(&text, &mut |tensor, shard| names.number_with(tensor, shard))
     })?;
@@ -204,7 +204,7 @@ pub(in crate::model) fn open_index(location: &Location, mode: ParseMode) -> Resu
     let facts = &mut model.facts;
     (facts.description, facts.unopened, facts.mismatches) = (description, set.unopened, mismatches);
     facts.stated = StatedTotals { shards: Some(set.names.len()), ..stated };
-    facts.described_by.push(stat);
+    facts.described_by.push(described_by);
     if repeated > 0 {
         let occur = if repeated == 1 { "entry occurs" } else { "entries occur" };
         facts.remarks.push(format!("{repeated} {occur} again later in the index; the last one is used"));

@@ -13,10 +13,10 @@ use crate::format::ParseMode;
 use crate::model::error::{Error, json_fault};
 use crate::model::linked::is_below;
 use crate::model::quiet::QuietValue;
-use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind};
+use crate::model::table::{DescribingFile, Model, ModelAccess, ModelForm, NoteKind};
 use crate::model::unused::UsedNames;
 use crate::name;
-use crate::source::{self, ListedEntry, ListedKind, Location, Source, SourceStat};
+use crate::source::{self, ListedEntry, ListedKind, Location, Source};
 use crate::text::quote;
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -120,31 +120,31 @@ impl OllamaManifest {
         [name, tag].map(OsString::as_os_str).join("-".as_ref())
     }
 
-    pub fn read(&self) -> Result<(Vec<OllamaLayer>, SourceStat), Error> {
-        let (text, stat) = set::read_list(&self.location, MANIFEST_MAX)?;
+    pub fn read(&self) -> Result<(Vec<OllamaLayer>, DescribingFile), Error> {
+        let (text, described_by) = set::read_list(&self.location, MANIFEST_MAX)?;
         let layers = layers(&text).map_err(|fault| Error::of_set(&self.location, fault));
         let is_quoted = layers.is_ok() || is_below(&self.location, &self.store);
-        Ok((layers.map_err(|error| if is_quoted { error } else { error.hidden(&self.location) })?, stat))
+        Ok((layers.map_err(|error| if is_quoted { error } else { error.hidden(&self.location) })?, described_by))
     }
 
-    /// The layer of that name, if it is a model, and the permissions of the manifest.
-    fn layer(&self, name: &OsStr) -> Result<(OllamaLayer, SourceStat), Error> {
-        let (layers, stat) = self.read()?;
+    /// The layer of that name, if it is a model, and the manifest.
+    fn layer(&self, name: &OsStr) -> Result<(OllamaLayer, DescribingFile), Error> {
+        let (layers, manifest) = self.read()?;
         let layer = layers.into_iter().find(|layer| layer.is_model && *layer.name == *name).ok_or_else(|| {
             Error::of_set(&self.location, format!("has no layer {} with a model", quote(&name.to_string_lossy())))
         })?;
-        Ok((layer, stat))
+        Ok((layer, manifest))
     }
 
-    /// The blob of the model in the layer of that name, its bytes, and the permissions of the manifest.
-    fn open(&self, name: &OsStr) -> Result<(Location, Arc<dyn Source>, SourceStat), Error> {
-        let (layer, stat) = self.layer(name)?;
+    /// The blob of the model in the layer of that name, its bytes, and the manifest.
+    fn open(&self, name: &OsStr) -> Result<(Location, Arc<dyn Source>, DescribingFile), Error> {
+        let (layer, manifest) = self.layer(name)?;
         let blob = layer.path(&self.store).filter(source::exists);
         let blob = blob.ok_or_else(|| Error::of_set(&self.location, layer.absent()))?;
         let source = source::open_local(&blob)?;
         match layer.fault(Some(source.len())) {
             Some(fault) => Err(Error::of_set(&self.location, fault)),
-            None => Ok((blob, source, stat)),
+            None => Ok((blob, source, manifest)),
         }
     }
 }
@@ -287,14 +287,14 @@ const FORM: ModelForm = ModelForm {
 
 pub(in crate::model) fn open_layer(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let Some((manifest, name)) = OllamaManifest::of_layer(location) else { return split::open_alone(location, mode) };
-    let (blob, source, stat) = manifest.open(name)?;
+    let (blob, source, described_by) = manifest.open(name)?;
     let mut model = Model::from_file(location, &FORM, &blob, source, mode)?;
     let stem = manifest.stem();
     let stem = if name == "model" { stem } else { [&stem, name].join("-".as_ref()) };
     let facts = &mut model.facts;
     facts.description = "a layer of an Ollama model".into();
     (facts.main_file, facts.base, facts.name) = (Some(manifest.location), Some(manifest.store), Some(stem));
-    facts.described_by.push(stat);
+    facts.described_by.push(described_by);
     Ok(model)
 }
 

@@ -4,8 +4,8 @@ use crate::format::{ParseMode, SkipList, SkippedEntry, strip_suffix};
 use crate::model::error::{Error, LENIENT};
 use crate::model::header;
 use crate::model::linked::is_below;
-use crate::model::table::Shard;
-use crate::source::{self, FileId, Location, SourceStat};
+use crate::model::table::{DescribingFile, Shard};
+use crate::source::{self, FileId, Location};
 use crate::text::quote;
 use crate::threads;
 use std::borrow::Cow;
@@ -271,8 +271,8 @@ pub(super) fn keep_one_each(
     }
 }
 
-/// Reads the whole index or manifest at `location`, of at most `max` bytes. Also returns its owner and permissions.
-pub(in crate::model) fn read_list(location: &Location, max: u64) -> Result<(Vec<u8>, SourceStat), Error> {
+/// Reads the whole index or manifest at `location`, of at most `max` bytes. Also returns what it was.
+pub(in crate::model) fn read_list(location: &Location, max: u64) -> Result<(Vec<u8>, DescribingFile), Error> {
     let source = source::open_local(location)?;
     if source.len() > max {
         return Err(Error::of_set(location, format!("{} bytes long; at most {max} are read", source.len())));
@@ -280,7 +280,7 @@ pub(in crate::model) fn read_list(location: &Location, max: u64) -> Result<(Vec<
     let mut text = vec![0; source.len() as usize];
     source.read_exact_at(&mut text, 0)?;
     text.drain(..text.len() - without_mark(&text).len());
-    Ok((text, source.stat()))
+    Ok((text, DescribingFile { location: location.clone(), id: source.id(), stat: source.stat() }))
 }
 
 /// A text without the byte order mark that editors of Windows write before it.

@@ -5,7 +5,7 @@
 use super::names::FolderNames;
 use super::{Catalog, CatalogFolder, FolderItem, FoundModel, NamedItem};
 use crate::format::{self, ParseMode};
-use crate::model::access::NOBODY;
+use crate::model::access::needed_for;
 use crate::model::assemble::numbered::NumberedName;
 use crate::model::assemble::split::SplitName;
 use crate::model::assemble::{self, dataset, index, ollama};
@@ -41,7 +41,7 @@ impl Catalog {
         let path = location.path().unwrap_or(Path::new("")).to_owned();
         let absolute = location.absolute().map_err(|error| source::Error::Io { path, error })?;
         let mut scan = CatalogScan::new(&absolute, mode);
-        match scan.directory(&absolute, FolderId::new(0)) {
+        match scan.directory(&absolute, FolderId::new(0), false) {
             Ok(FolderItem::Unreadable(_)) => {
                 let reasons: Vec<&str> = scan.catalog.unreadable().collect();
                 Err(Error::of_set(location, format!("a directory that cannot be listed: {}", reasons.join(", "))))
@@ -130,16 +130,20 @@ impl CatalogScan {
     }
 
     /// Scans a directory in the folder `parent` and returns its item.
-    fn directory(&mut self, location: &Location, parent: FolderId) -> Result<FolderItem, TooMany> {
-        let source::DirListing { id, stat, mut entries } = match source::list_dir(location) {
+    fn directory(&mut self, location: &Location, parent: FolderId, is_link: bool) -> Result<FolderItem, TooMany> {
+        let source::DirListing { id, parent: above, stat, mut entries } = match source::list_dir(location) {
             Ok(listing) => listing,
             Err(error) => return Ok(self.unreadable(listing_fault(location, error), parent)),
         };
+        let holder = self.catalog.dirs.listed(&location.parent());
+        if !is_link && above.is_some() && holder.is_some() && above != holder {
+            return Ok(self.unreadable(format!("{location}: replaced while it was listed; mount it again"), parent));
+        }
         if self.shown.contains_key(&id) {
             return Ok(self.link(location));
         }
         self.shown.insert(id, self.shown.len());
-        self.catalog.dirs.add(id, stat);
+        self.catalog.dirs.add(location, id, stat);
         if self.depth == DEPTH_MAX {
             return Ok(self.unreadable(format!("{location}: folders are nested too deeply"), parent));
         }
@@ -172,8 +176,8 @@ impl CatalogScan {
             FolderItem::Folder(folder) => {
                 // In the mount, the folder does not lie below the directories on the path of the link, so it also gets
                 // their restrictions.
-                let traversal = self.catalog.dirs.base(&dir).and_then(|mut base| base.traverse(location));
-                let needed = traversal.map_or(Some(NOBODY), |traversal| traversal.stat);
+                let dirs = &self.catalog.dirs;
+                let needed = needed_for(&dirs.base(&dir), location, dirs.listed(location));
                 let folder = &mut self.catalog.folders[folder.index()];
                 folder.stat = needed.map_or(folder.stat, |needed| folder.stat.and(needed));
             }
@@ -185,14 +189,14 @@ impl CatalogScan {
 
     fn follow(&mut self, location: &Location, parent: FolderId) -> Result<FolderItem, TooMany> {
         if self.limit < ENTRIES_MAX {
-            return self.directory(location, parent);
+            return self.directory(location, parent, true);
         }
         let Catalog { folders, models, links, copies, unreadable, bytes, .. } = &self.catalog;
         let before = (folders.len(), models.len(), links.len(), copies.len(), unreadable.len());
         let (bytes, seen, depth) = (*bytes, self.seen, self.depth);
         let (shown, claimed) = (self.shown.len(), self.claimed.len());
         self.limit = self.seen + BEHIND_LINK_MAX;
-        let item = self.directory(location, parent);
+        let item = self.directory(location, parent, true);
         self.limit = ENTRIES_MAX;
         item.or_else(|TooMany| {
             let catalog = &mut self.catalog;
@@ -241,7 +245,7 @@ impl CatalogScan {
             let (name, item) = if is_dir {
                 let item = match entry.is_link {
                     true => self.linked_directory(&location, folder)?,
-                    false => self.directory(&location, folder)?,
+                    false => self.directory(&location, folder, false)?,
                 };
                 (names.of_file(file), item)
             } else if is_claimed {

@@ -4,11 +4,11 @@ use super::names::FolderNames;
 use super::scan::{CatalogScan, TooMany, listing_fault};
 use super::{Catalog, FolderItem, NamedItem};
 use crate::format::ParseMode;
-use crate::model::access::NOBODY;
+use crate::model::access::{NOBODY, needed_for};
 use crate::model::assemble::ollama::{self, OllamaLayer, OllamaManifest};
 use crate::model::error::Error;
 use crate::model::ids::FolderId;
-use crate::source::{self, ListedKind, Location, SourceStat};
+use crate::source::{self, FileId, ListedKind, Location, SourceStat};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -20,9 +20,11 @@ impl Catalog {
         // In a store, a manifest that cannot be read becomes an error file.
         manifest.read()?;
         let path = manifest.location.path().unwrap_or(Path::new("")).to_owned();
-        let absolute = manifest.absolute().and_then(|manifest| Ok((source::stat_at(&manifest.location)?, manifest)));
-        let (stat, manifest) = absolute.map_err(|error| source::Error::Io { path, error })?;
+        let absolute = manifest.absolute().and_then(|manifest| Ok((source::stat_at(&manifest.location)?.1, manifest)));
+        let (stat, manifest) = absolute.map_err(|error| source::Error::Io { path: path.clone(), error })?;
         let mut scan = CatalogScan::new(&manifest.store, mode);
+        let added = scan.catalog.dirs.add_base(&manifest.store);
+        added.map_err(|error| source::Error::Io { path, error })?;
         let device = source::device_at(&manifest.location);
         let top = scan.folder(&manifest.location, FolderId::new(0), shown_as_folder(stat), device);
         let listed = scan.manifests(vec![manifest.clone()], top, &mut FolderNames::empty());
@@ -42,7 +44,7 @@ impl CatalogScan {
         let (mut found, mut listed, mut ahead) = (Vec::new(), Vec::new(), vec![Vec::new()]);
         while let Some(parts) = ahead.pop() {
             let dir = parts.iter().fold(store.join(ollama::MANIFESTS), |dir: Location, part: &OsString| dir.join(part));
-            let source::DirListing { id, stat, entries } = match source::list_dir(&dir) {
+            let source::DirListing { id, stat, entries, .. } = match source::list_dir(&dir) {
                 Ok(listing) => listing,
                 Err(error) => {
                     let item = self.unreadable(listing_fault(&dir, error), folder);
@@ -51,7 +53,7 @@ impl CatalogScan {
                     continue;
                 }
             };
-            self.catalog.dirs.add(id, stat);
+            self.catalog.dirs.add(&dir, id, stat);
             self.count(entries.len())?;
             for entry in entries.into_iter().filter(|entry| !entry.name.as_bytes().starts_with(b".")) {
                 let is_dir = entry.kind == ListedKind::Dir;
@@ -98,7 +100,7 @@ impl CatalogScan {
                 // A folder may show several directories, of models of the same name in two namespaces.
                 let dirs = group.iter().map(|(path, manifest)| manifest.ancestor(path.len() - depth - 1));
                 let dirs: BTreeMap<String, Location> = dirs.map(|dir| (dir.to_string(), dir)).collect();
-                let stats = dirs.values().map(|dir| self.reached(&manifest.store, dir, None));
+                let stats = dirs.values().map(|dir| self.directory_in(&manifest.store, dir));
                 let stat = stats.reduce(SourceStat::and).unwrap_or(NOBODY);
                 // The group has at least one manifest.
                 let dir = dirs.into_values().next().unwrap_or_else(|| manifest.location.clone());
@@ -112,30 +114,41 @@ impl CatalogScan {
         Ok(listed)
     }
 
-    /// The permissions of a directory in a store, or `own` if it is given, restricted to users who can search the
-    /// directories between the store and `location`.
-    fn reached(&mut self, store: &Location, location: &Location, own: Option<SourceStat>) -> SourceStat {
+    /// The permissions `own` of what was found with a number at `location` in a store, restricted to users who can
+    /// search the directories between the store and `location`.
+    fn reached(
+        &mut self,
+        store: &Location,
+        location: &Location,
+        (id, own): (Option<FileId>, SourceStat),
+    ) -> SourceStat {
         let dirs = &mut self.catalog.dirs;
         dirs.add_paths(store, [location]);
-        let own = own.or_else(|| dirs.base(location).and_then(|base| base.stat()).ok());
-        let traversal = dirs.base(store).and_then(|mut base| base.traverse(location));
-        match (own, traversal) {
-            (Some(own), Ok(traversal)) => traversal.stat.map_or(own, |needed| own.and(needed)),
-            (own, _) => own.map_or(NOBODY, |own| own.and(NOBODY)),
-        }
+        needed_for(&dirs.base(store), location, id).map_or(own, |needed| own.and(needed))
+    }
+
+    /// As [`CatalogScan::reached`], for a directory.
+    fn directory_in(&mut self, store: &Location, dir: &Location) -> SourceStat {
+        let found = self.catalog.dirs.base(dir).and_then(|base| Ok((base.id(), base.stat()?)));
+        found.map_or(NOBODY, |found| self.reached(store, dir, found))
     }
 
     fn tag(&mut self, manifest: &OllamaManifest, parent: FolderId) -> Result<FolderItem, TooMany> {
         let OllamaManifest { location, store, .. } = manifest;
-        let stat = match source::stat_at(location) {
-            Ok(stat) => shown_as_folder(stat),
+        let read = manifest.read();
+        let found = match &read {
+            Ok((_, file)) => Ok((file.id, file.stat)),
+            Err(_) => source::stat_at(location),
+        };
+        let (id, stat) = match found {
+            Ok(found) => found,
             Err(error) => return Ok(self.unreadable(format!("{location}: {}", source::strerror(&error)), parent)),
         };
-        let stat = self.reached(store, location, Some(stat));
+        let stat = self.reached(store, location, (id, shown_as_folder(stat)));
         let folder = self.folder(location, parent, stat, source::device_at(location));
         self.catalog.reads.push(location.clone());
         let (mut names, mut listed) = (FolderNames::empty(), Vec::new());
-        match manifest.read() {
+        match read {
             Ok((layers, _)) => {
                 self.count(layers.len())?;
                 for layer in layers {

@@ -43,7 +43,7 @@ const FORM: ModelForm = ModelForm {
 
 /// Opens all shards that the manifest at `location` names, and joins their tensors to arrays.
 pub(in crate::model) fn open_dataset(location: &Location, mode: ParseMode) -> Result<Model, Error> {
-    let (text, stat) = set::read_list(location, LIST_MAX)?;
+    let (text, described_by) = set::read_list(location, LIST_MAX)?;
     let (manifest, ShardSet { names, homes, shards, unopened, mut mismatches }) =
         set::open_shards(location, mode, |names| {
             let manifest = manifest::read_manifest(&text)?;
@@ -62,7 +62,7 @@ pub(in crate::model) fn open_dataset(location: &Location, mode: ParseMode) -> Re
     let tensor_list = model.location.parent().join(TENSOR_LIST);
     let facts = &mut model.facts;
     (facts.description, facts.unopened, facts.tensor_list) = (description, unopened, Some(tensor_list));
-    facts.described_by.push(stat);
+    facts.described_by.push(described_by);
     facts.documents.push((MANIFEST, source::open_local(location)?));
     // Shards are numbered by name, and joined in the order of the manifest.
     let shards: Vec<ListedShard> = names.iter().map(|name| &name[..]).zip(homes).collect();
