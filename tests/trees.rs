@@ -54,6 +54,10 @@ impl SourceTree for Files {
         if !self.1 {
             return Err(self.error(path, "the server lists no directories"));
         }
+        Ok(self.known(path))
+    }
+
+    fn known(&self, path: &str) -> DirListing {
         let mut entries: BTreeMap<&str, (ListedKind, u64)> = BTreeMap::new();
         for (path, bytes) in self.below(path) {
             match path.split_once('/') {
@@ -69,7 +73,7 @@ impl SourceTree for Files {
             device: 1,
         };
         let id = (1, path.bytes().fold(7, |id, byte| id * 31 + u64::from(byte)));
-        Ok(DirListing { id, parent: None, stat: self.stat(), entries: entries.into_iter().map(entry).collect() })
+        DirListing { id, parent: None, stat: self.stat(), entries: entries.into_iter().map(entry).collect() }
     }
 
     fn is_dir(&self, path: &str) -> bool {

@@ -24,21 +24,31 @@ pub(super) fn files_in(catalog: &Catalog) -> OtherFiles {
     search.finish()
 }
 
-/// The files directly beside a model that the user named, if they include a configuration, as in a directory of one
-/// model. In a directory for everyone, such as /tmp, somebody else could have put the configuration there, so the
-/// model, its configuration and all files that are shown have the same owner. Directories of servers are not listed.
+/// The files directly beside a model that the user named.
+///
+/// On this machine only if they include a configuration, as in a directory of one model. In a directory for everyone,
+/// such as /tmp, somebody else could have put the configuration there, so the model, its configuration and all files
+/// that are shown have the same owner.
+///
+/// On a server only those that are known without another request: the listing of a repository of the Hub has them.
 pub(super) fn files_beside(model: &Model) -> OtherFiles {
     let dir = model.main_file().parent();
-    let owner_of = |file: &Location| source::stat_at(file).map(|(_, stat)| stat.uid).ok();
-    let owner = owner_of(model.main_file());
-    let is_own = |name: &str| {
-        let file = dir.join(name);
-        source::exists(&file) && owner_of(&file) == owner
+    let (mut listing, owner) = match &dir {
+        _ if !model.form.holds_weights => return OtherFiles::default(),
+        Location::Remote(remote) => (remote.tree().known(remote.path()), None),
+        Location::Local(_) => {
+            let owner_of = |file: &Location| source::stat_at(file).map(|(_, stat)| stat.uid).ok();
+            let owner = owner_of(model.main_file());
+            let is_own = |name: &str| {
+                let file = dir.join(name);
+                source::exists(&file) && owner_of(&file) == owner
+            };
+            match source::list_dir(&dir) {
+                Ok(listing) if recognise::configs().any(is_own) => (listing, owner),
+                _ => return OtherFiles::default(),
+            }
+        }
     };
-    if !model.form.holds_weights || dir.path().is_none() || !recognise::configs().any(is_own) {
-        return OtherFiles::default();
-    }
-    let Ok(mut listing) = source::list_dir(&dir) else { return OtherFiles::default() };
     listing.entries.retain(may_be_other);
     listing.entries.sort_by(|a, b| a.name.cmp(&b.name));
     let mut search = FileSearch::new((&dir, Some(listing.id)), owner);
@@ -130,9 +140,9 @@ impl<'s> FileSearch<'s> {
     fn open(&self, location: &Location, len: u64) -> Result<Option<OtherFile>, Error> {
         let path = match location {
             Location::Local(path) => path,
-            Location::Remote(remote) => {
-                let file = DeferredFile::new(location.clone(), len);
-                return Ok(Some(OtherFile { stat: remote.tree().stat(), bytes: OtherBytes::Remote(file) }));
+            Location::Remote(_) => {
+                let bytes = OtherBytes::Remote(DeferredFile::new(location.clone(), len));
+                return Ok(self.found.folder(0).map(|top| OtherFile { stat: top.stat, bytes }));
             }
         };
         let (Some(top), Some(inner)) = (self.top.path(), self.top.path().and_then(|top| path.strip_prefix(top).ok()))

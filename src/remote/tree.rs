@@ -103,6 +103,13 @@ impl RemoteTree {
     }
 }
 
+/// Owner and permissions of a directory whose files have these attributes.
+fn searchable(files: WireAttributes) -> SourceStat {
+    let file = files.stat();
+    // Everyone who may read a directory may search it.
+    SourceStat { mode: file.mode | file.mode >> 2, ..file }
+}
+
 /// The name of the tree at a URL: that of its repository, or else the last component.
 fn tree_name(url: &str) -> String {
     let path = match RemoteLocation::parse(url) {
@@ -160,6 +167,10 @@ impl SourceTree for RemoteTree {
             let reason = "the server does not list files; name a file or the index of a sharded model";
             return Err(FetchFailure::lasting(reason).of(&self.place(path)));
         }
+        Ok(self.known(path))
+    }
+
+    fn known(&self, path: &str) -> DirListing {
         let entry = |(name, kind, len): (&str, ListedKind, u64)| ListedEntry {
             name: name.into(),
             kind,
@@ -169,7 +180,7 @@ impl SourceTree for RemoteTree {
         };
         let entries = self.entries(path).map(entry).collect();
         let id = (self.device, number_of(&format!("{path}/")));
-        Ok(DirListing { id, parent: None, stat: self.stat(), entries })
+        DirListing { id, parent: None, stat: searchable(self.about.attributes), entries }
     }
 
     fn device(&self) -> u64 {
@@ -183,9 +194,7 @@ impl SourceTree for RemoteTree {
     fn stat(&self) -> SourceStat {
         // Without a listing, there is no directory that could be private: only its files are.
         let is_public = self.about.attributes.is_public || !self.about.is_listed;
-        let file = WireAttributes { is_public, ..self.about.attributes }.stat();
-        // Everyone who may read a directory may search it.
-        SourceStat { mode: file.mode | file.mode >> 2, ..file }
+        searchable(WireAttributes { is_public, ..self.about.attributes })
     }
 
     fn is_dir(&self, path: &str) -> bool {

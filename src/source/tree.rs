@@ -35,6 +35,9 @@ pub trait SourceTree: Send + Sync + fmt::Debug {
     /// Lists a directory. An error if the tree cannot be listed, as most HTTP servers cannot.
     fn list(&self, path: &str) -> Result<DirListing, Error>;
 
+    /// What is known of a directory without asking the server. The directory may have other entries.
+    fn known(&self, path: &str) -> DirListing;
+
     fn device(&self) -> u64;
 
     /// Size in bytes of the file at a path, if it is known.

@@ -301,15 +301,30 @@ fn other_files_of_a_repository_are_fetched_when_they_are_read() {
     let mut client = Client::new();
     models(&client, false);
     let mut hub = hub(&mut client, "models/sharded");
-    let mount = client.mount("hf://org/model", &[]);
-    data_requests(&mut hub);
-    let listed = client.ok(&format!("ls -l {}", mount.path("files").display()));
-    assert!(listed.contains(" 19 ") && listed.contains("config.json"), "{listed}");
-    assert_eq!(data_requests(&mut hub), Vec::<serde_json::Value>::new());
-    assert_eq!(mount.read("files/config.json"), br#"{"hidden_size": 16}"#);
-    assert_eq!(mount.read("files/config.json").len(), 19);
-    let requests: Vec<_> = data_requests(&mut hub);
-    assert!(requests.len() <= 1, "{requests:?}");
+    client.write("models/sharded/sub/notes.txt", b"notes");
+    serve(&mut hub, &client.scene.path("models/sharded"));
+    let shard = "hf://org/model/model-00002-of-00002.safetensors";
+    let index = "hf://org/model/model.safetensors.index.json";
+    for (source, files) in [("hf://org/model", "config.json\nsub"), (shard, "config.json"), (index, "config.json")] {
+        // Not what was fetched for another source.
+        let _ = fs::remove_dir_all(client.cache());
+        hub.take_log();
+        let mount = client.mount(source, &["--views", "tensors"]);
+        let requests = hub.take_log().len();
+        drop(mount);
+        let _ = fs::remove_dir_all(client.cache());
+        let mount = client.mount(source, &[]);
+        assert_eq!(hub.take_log().len(), requests, "{source}");
+        let listed = client.ok(&format!("ls -l {}", mount.path("files").display()));
+        assert!(listed.contains(" 19 ") && listed.contains("config.json"), "{source}: {listed}");
+        assert_eq!(client.ok(&format!("ls {}", mount.path("files").display())).trim(), files, "{source}");
+        assert_eq!(hub.take_log(), Vec::<serde_json::Value>::new(), "{source}");
+        assert_eq!(mount.read("files/config.json"), br#"{"hidden_size": 16}"#, "{source}");
+        assert_eq!(mount.read("files/config.json").len(), 19, "{source}");
+        let requests = hub.take_log();
+        let is_expected = |request: &serde_json::Value| request.to_string().contains("config.json");
+        assert!(!requests.is_empty() && requests.iter().all(is_expected), "{source}: {requests:?}");
+    }
 }
 
 #[cfg(feature = "serve")]

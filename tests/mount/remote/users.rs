@@ -13,6 +13,7 @@ fn files_fetched_with_credentials_are_private() {
     let mut client = Client::new();
     client.one("models/m.safetensors", 1 << 20, 1);
     client.write("models/config.json", b"{}");
+    client.write("models/sub/notes.txt", b"notes");
     let nginx = web(&client, "models");
     let (hub, _s3) = (hub(&mut client, "models"), s3(&mut client, "models"));
     client.set("HF_TOKEN", &hub.text("token"));
@@ -35,6 +36,9 @@ fn files_fetched_with_credentials_are_private() {
         let modes = client.ok("find mnt -printf '%y %U:%G %m\\n' | sort -u");
         let expected = if is_public { "d 0:0 555\nf 0:0 444\n" } else { "d 0:0 500\nf 0:0 400\n" };
         assert_eq!(modes, expected, "{source}");
+        // A server lists the files beside a single one only on the Hub, where it needs no other request.
+        let is_listed = source.starts_with("hf:") || source == "s3://models";
+        assert_eq!(client.scene.path("mnt/files/config.json").exists(), is_listed, "{source}");
         let read: Said =
             client.sh(&format!("cd / && {USER} cat {}/mnt/tensors/w | wc -c", client.scene.dir.path().display()));
         assert_eq!(read.out, if is_public { "1048576\n" } else { "0\n" }, "{source}: {read:?}");
