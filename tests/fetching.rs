@@ -293,7 +293,7 @@ fn after_the_mount_only_files_that_are_known_are_fetched() {
     let found = ask(WireRequest::Resolve { id: 1, url: nginx.url("known.safetensors") });
     assert!(matches!(found, WireReply::Tree { id: 1, tree: 0, .. }), "{found:?}");
     assert!(matches!(ask(open(2, "known.safetensors")), WireReply::File { id: 2, .. }));
-    assert_eq!(ask(WireRequest::Rest), WireReply::Rested);
+    assert_eq!(ask(WireRequest::Seal), WireReply::Sealed);
     assert!(matches!(ask(open(3, "known.safetensors")), WireReply::File { id: 3, .. }));
     let refused = [open(4, "other.safetensors"), WireRequest::Resolve { id: 4, url: nginx.url("other.safetensors") }];
     for request in refused {

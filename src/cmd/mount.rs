@@ -3,13 +3,13 @@
 use crate::cli::MountArgs;
 use crate::opening::{self, ServedSource, SourceLocator};
 use crate::process::daemon::{self, ForkedProcess};
+use crate::process::daemon_helper::{self, DaemonHelper, HelperFork, UnmountOrder, UnmountTarget, remove_directory};
 use crate::process::logging::{self, reason};
 use crate::process::mounts::{self, MountInfo, MountRequest};
 use crate::process::recent::RecentMessages;
 use crate::process::sandbox::Sandbox;
 use crate::process::sandbox::files::SandboxTask;
 use crate::process::signals::EndAtOnce;
-use crate::process::unmounter::{self, UnmountOrder, UnmountTarget, Unmounter, UnmounterFork, remove_directory};
 use crate::process::{descriptors, limits, signals};
 use crate::terminal::output::print_line;
 use anyhow::{Context, bail};
@@ -31,7 +31,7 @@ use weightfs::threads::cores;
 /// Mounts a model. In the foreground, returns when the model is unmounted; otherwise when the mount is ready.
 pub fn run_mount(args: &MountArgs) -> anyhow::Result<ExitCode> {
     if let Some(options) = &args.remount {
-        return keep(args, options);
+        return check_remount(args, options);
     }
     let passed = PassedDescriptors::take(args)?;
     // All threads block these signals, so no signal ends the program between two steps.
@@ -118,7 +118,7 @@ fn report_mounted(args: &MountArgs, path: &Path, summary: &str) -> anyhow::Resul
 
 /// Remounts: changes nothing, and fails unless there is a mount with these long options, separated by commas. Options
 /// that the kernel does not list may be those of the mount, because mount(8) adds what is in fstab.
-fn keep(args: &MountArgs, options: &str) -> anyhow::Result<ExitCode> {
+fn check_remount(args: &MountArgs, options: &str) -> anyhow::Result<ExitCode> {
     logging::init(args.input.open.remote.verbose, args.serving.log_file.as_deref(), None)?;
     let mountpoint = args.mountpoint.as_deref().unwrap_or(Path::new(""));
     let shown = mountpoint.display();
@@ -146,9 +146,9 @@ fn run_daemon(
     passed: PassedDescriptors,
     readiness: Option<daemon::Readiness>,
 ) -> anyhow::Result<ExitCode> {
-    let (unmounter, watch, recent) = match unmounter::fork_unmounter()? {
-        UnmounterFork::Daemon(unmounter, watch, recent) => (unmounter, watch, recent),
-        UnmounterFork::Helper(helper) => {
+    let (helper, watch, recent) = match daemon_helper::fork_helper()? {
+        HelperFork::Daemon(helper, watch, recent) => (helper, watch, recent),
+        HelperFork::Helper(helper) => {
             // The command waits until every process has closed its write end of this pipe.
             drop(readiness);
             return helper.run();
@@ -183,7 +183,7 @@ fn run_daemon(
         Some(_) if args.fake => return Ok(ExitCode::SUCCESS),
         Some(caller) => {
             at_once.stop();
-            caller.take_over(unmounter)?
+            caller.take_over(helper)?
         }
         None => {
             let mountpoint = Mountpoint::prepare(args, &located, &mut at_once)?;
@@ -203,7 +203,7 @@ fn run_daemon(
                 allow_other: args.allow_other || allow_root,
                 max_read: args.max_read,
             })?;
-            let (mounted, read_ahead) = ActiveMount::new(mountpoint, &device, unmounter, args.auto_unmount)?;
+            let (mounted, read_ahead) = ActiveMount::new(mountpoint, &device, helper, args.auto_unmount)?;
             (device, mounted, read_ahead)
         }
     };
@@ -429,11 +429,11 @@ impl MountOfCaller {
     }
 
     /// The device, the connection, and the file that sets the read-ahead.
-    fn take_over(self, unmounter: Unmounter) -> anyhow::Result<(OwnedFd, ActiveMount, Option<File>)> {
+    fn take_over(self, helper: DaemonHelper) -> anyhow::Result<(OwnedFd, ActiveMount, Option<File>)> {
         let Self { path, device, mount } = self;
         let read_ahead = mount.and_then(|mount| read_ahead(&mount.device));
         let copy = device.try_clone().context(DEVICE)?;
-        let connection = MountConnection { path, device: copy, unmounter, is_ours: false };
+        let connection = MountConnection { path, device: copy, helper, is_ours: false };
         Ok((device, ActiveMount(Arc::new(connection)), read_ahead))
     }
 }
@@ -451,7 +451,7 @@ struct MountConnection {
     path: PathBuf,
     /// /dev/fuse.
     device: OwnedFd,
-    unmounter: Unmounter,
+    helper: DaemonHelper,
     /// Whether this program has mounted it, and has to unmount it.
     is_ours: bool,
 }
@@ -461,7 +461,7 @@ impl ActiveMount {
     fn new(
         mut mountpoint: Mountpoint,
         device: &OwnedFd,
-        unmounter: Unmounter,
+        helper: DaemonHelper,
         auto_unmount: bool,
     ) -> anyhow::Result<(Self, Option<File>)> {
         let path = mountpoint.path.clone();
@@ -471,8 +471,8 @@ impl ActiveMount {
         let connected = device.try_clone().context(DEVICE).and_then(|device| {
             let made = mountpoint.made;
             let target = UnmountTarget { path: path.clone().into(), mount, made, auto_unmount };
-            unmounter.order(&UnmountOrder::SetTarget(target))?;
-            Ok(Self(Arc::new(MountConnection { path: path.clone(), device, unmounter, is_ours: true })))
+            helper.order(&UnmountOrder::SetTarget(target))?;
+            Ok(Self(Arc::new(MountConnection { path: path.clone(), device, helper, is_ours: true })))
         });
         match connected {
             Ok(mounted) => {
@@ -505,10 +505,10 @@ impl MountConnection {
             // The kernel aborts the connection when this program has ended and the caller has closed its copies.
             Ok(false)
         } else if self.is_connected() {
-            self.unmounter.order(&UnmountOrder::Unmount)
+            self.helper.order(&UnmountOrder::Unmount)
         } else {
             // It was unmounted by another program. A new mount may have its device number now.
-            self.unmounter.order(&UnmountOrder::Forget)
+            self.helper.order(&UnmountOrder::Forget)
         }
     }
 

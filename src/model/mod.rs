@@ -24,7 +24,7 @@ mod recognise;
 mod refusal;
 mod stem;
 mod table;
-mod unused;
+mod unique_names;
 
 pub use assemble::dataset::MANIFEST;
 pub use assemble::is_set;

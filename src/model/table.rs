@@ -38,7 +38,7 @@ pub struct Model {
     /// The logical tensors have numbers below this.
     len: usize,
     /// The tensors that are shown only in their own file, sorted. Those below `len` are not logical.
-    aside: Vec<TensorId>,
+    only_in_own_file: Vec<TensorId>,
     /// The number of the first tensor of each shard, and the end of the last one.
     first: Vec<TensorId>,
     /// Finds logical tensors of several files; built at the first lookup.
@@ -203,7 +203,7 @@ impl Model {
             sources: shards.iter().map(|shard| shard.source.clone()).collect(),
             shards,
             assembled: AssembledTensors::default(),
-            aside: Vec::new(),
+            only_in_own_file: Vec::new(),
             first: Vec::new(),
             by_name: OnceLock::new(),
             quantized: QuantizedWeights::default(),
@@ -221,17 +221,17 @@ impl Model {
         }
     }
 
-    /// Removes stored tensors from the name space. `aside` must be sorted.
-    pub(super) fn set_aside(&mut self, aside: Vec<TensorId>) {
-        self.aside = aside;
+    /// Removes stored tensors, which must be sorted, from the name space.
+    pub(super) fn set_only_in_own_file(&mut self, tensors: Vec<TensorId>) {
+        self.only_in_own_file = tensors;
     }
 
-    /// Makes `assembled` the whole name space. Of the stored tensors, `aside` are listed too. The numbers of stored
-    /// tensors move up by the number of assembled ones.
-    pub(super) fn set_assembled(&mut self, assembled: AssembledTensors, aside: Vec<TensorId>) {
+    /// Makes `assembled` the whole name space. Of the stored tensors, `only_in_own_file` are listed too. The numbers of
+    /// stored tensors move up by the number of assembled ones.
+    pub(super) fn set_assembled(&mut self, assembled: AssembledTensors, only_in_own_file: Vec<TensorId>) {
         let by = assembled.table().len();
-        self.aside = aside.iter().map(|id| TensorId::new(id.index() + by)).collect();
-        self.aside.sort_unstable();
+        self.only_in_own_file = only_in_own_file.iter().map(|id| TensorId::new(id.index() + by)).collect();
+        self.only_in_own_file.sort_unstable();
         (self.len, self.assembled) = (by, assembled);
         self.number_tensors();
     }
@@ -263,13 +263,13 @@ impl Model {
     }
 
     pub fn logical(&self) -> TensorPopulation<'_> {
-        let holes = self.aside.partition_point(|id| id.index() < self.len);
-        TensorPopulation::new(0, self.len, &self.aside[..holes], &[])
+        let holes = self.only_in_own_file.partition_point(|id| id.index() < self.len);
+        TensorPopulation::new(0, self.len, &self.only_in_own_file[..holes], &[])
     }
 
     pub fn listed(&self) -> TensorPopulation<'_> {
-        let holes = self.aside.partition_point(|id| id.index() < self.len);
-        TensorPopulation::new(0, self.len, &[], &self.aside[holes..])
+        let holes = self.only_in_own_file.partition_point(|id| id.index() < self.len);
+        TensorPopulation::new(0, self.len, &[], &self.only_in_own_file[holes..])
     }
 
     pub fn stored(&self) -> TensorPopulation<'_> {
@@ -343,7 +343,7 @@ impl Model {
     fn only_table(&self) -> Option<&TensorTable> {
         match &self.shards[..] {
             _ if !self.assembled.table().is_empty() => Some(self.assembled.table()),
-            [one] if self.aside.is_empty() => Some(&one.header),
+            [one] if self.only_in_own_file.is_empty() => Some(&one.header),
             _ => None,
         }
     }

@@ -1,6 +1,7 @@
 //! Services around processes: daemons, helpers, signals, descriptors, limits, logs, the mount table, and the sandbox.
 
 pub mod daemon;
+pub mod daemon_helper;
 pub mod descriptors;
 #[cfg(feature = "remote")]
 pub mod fetcher;
@@ -14,7 +15,6 @@ pub mod recent;
 pub mod sandbox;
 pub mod secrets;
 pub mod signals;
-pub mod unmounter;
 
 use std::process::ExitCode;
 

@@ -142,7 +142,7 @@ impl FetchClient {
     /// Ends the thread that receives replies. Nobody may wait for a reply until [`FetchClient::resume`].
     pub fn rest(&self) {
         // If the connection has ended, so does the thread.
-        let _ = self.0.channel.send(&WireRequest::Rest, &[]);
+        let _ = self.0.channel.send(&WireRequest::Seal, &[]);
         let receiver = lock_mutex(&self.0.receiver).take();
         // The thread does not panic: a panic ends the program.
         let _ = receiver.map(JoinHandle::join);
@@ -362,7 +362,7 @@ impl ClientShared {
         }
     }
 
-    /// Receives replies until the connection ends, or until [`WireReply::Rested`].
+    /// Receives replies until the connection ends, or until [`WireReply::Sealed`].
     fn receive(&self) {
         // Writing a message may wait for a terminal. Replies do not wait for that; messages that are too many are lost.
         let (sender, messages) = sync_channel::<(u8, String)>(LOG_MAX);
@@ -381,7 +381,7 @@ impl ClientShared {
     fn receive_all(&self, log: &SyncSender<(u8, String)>) {
         loop {
             match self.channel.receive::<WireReply>() {
-                Ok(Some((WireReply::Rested, _))) => return,
+                Ok(Some((WireReply::Sealed, _))) => return,
                 Ok(Some((WireReply::Log { level, text }, _))) => {
                     self.lock().heard = Some(Instant::now());
                     let _ = log.try_send((level, text));
@@ -435,7 +435,7 @@ impl ClientShared {
             }
             WireReply::Ready { id } | WireReply::Failed { id, .. } => _ = state.answer(*id, reply, descriptors),
             WireReply::Counts(counts) => state.counts = *counts,
-            WireReply::Log { .. } | WireReply::Rested => {}
+            WireReply::Log { .. } | WireReply::Sealed => {}
         }
         drop(state);
         self.replied.notify_all();

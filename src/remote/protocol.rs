@@ -73,9 +73,9 @@ pub enum WireRequest {
     Cancel { id: u64 },
     /// An object is not read any more.
     Close { object: u32 },
-    /// Asks for [`WireReply::Rested`]. From then on, the fetching process resolves no URL, and opens only files of
+    /// Asks for [`WireReply::Sealed`]. From then on, the fetching process resolves no URL, and opens only files of
     /// its listings.
-    Rest,
+    Seal,
 }
 
 impl WireRequest {
@@ -139,8 +139,8 @@ pub enum WireReply {
     Log { level: u8, text: String },
     /// The counts of bytes and requests so far.
     Counts(FetchCounts),
-    /// The answer to [`WireRequest::Rest`]. The receiver may stop receiving after it.
-    Rested,
+    /// The answer to [`WireRequest::Seal`]. The receiver may stop receiving after it.
+    Sealed,
 }
 
 /// The counts of what was fetched since the process was started.

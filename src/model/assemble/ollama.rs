@@ -14,7 +14,7 @@ use crate::model::error::{Error, json_fault};
 use crate::model::linked::is_below;
 use crate::model::quiet::QuietValue;
 use crate::model::table::{DescribingFile, Model, ModelAccess, ModelForm, NoteKind};
-use crate::model::unused::UsedNames;
+use crate::model::unique_names::UsedNames;
 use crate::name;
 use crate::source::{self, ListedEntry, ListedKind, Location, Source};
 use crate::text::quote;

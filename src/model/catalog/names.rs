@@ -3,7 +3,7 @@
 
 use super::{FolderItem, NamedItem};
 use crate::model::stem::model_stem;
-use crate::model::unused::UsedNames;
+use crate::model::unique_names::UsedNames;
 use crate::name::harmless;
 use crate::source::ListedEntry;
 use std::borrow::Cow;

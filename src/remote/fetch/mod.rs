@@ -154,7 +154,7 @@ fn refuse(channel: &WireChannel, first: WireRequest, reason: &str) -> io::Result
             WireRequest::Resolve { id, .. } | WireRequest::Open { id, .. } | WireRequest::Need { id, .. } => {
                 channel.send(&WireReply::Failed { id, failure: FetchFailure::lasting(reason) }, &[])?;
             }
-            WireRequest::Rest => channel.send(&WireReply::Rested, &[])?,
+            WireRequest::Seal => channel.send(&WireReply::Sealed, &[])?,
             WireRequest::Start(_)
             | WireRequest::Touched { .. }
             | WireRequest::Cancel { .. }

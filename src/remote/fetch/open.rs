@@ -59,7 +59,7 @@ pub async fn resolve_location(
     Ok(FoundTree { tree: Arc::new(tree), name })
 }
 
-pub(super) struct OpenedObject {
+pub(super) struct OpenedFile {
     pub remote: Arc<ServerObject>,
     pub content: ObjectContent,
     /// Bytes that were received to open it.
@@ -73,12 +73,12 @@ pub(super) enum ObjectContent {
     Whole(File),
 }
 
-pub(super) fn open_known(cache: &BlockCache, remote: Arc<ServerObject>) -> Result<OpenedObject, FetchFailure> {
+pub(super) fn open_known(cache: &BlockCache, remote: Arc<ServerObject>) -> Result<OpenedFile, FetchFailure> {
     let content = match open_whole(&remote) {
         Some(file) => ObjectContent::Whole(file),
         None => ObjectContent::Blocks(cache.object(&cache_key(&remote))?),
     };
-    Ok(OpenedObject { remote, content, received: 0 })
+    Ok(OpenedFile { remote, content, received: 0 })
 }
 
 /// Finds out the version of a file that the listing of its tree does not contain, and opens it. One request, which also
@@ -90,7 +90,7 @@ pub(super) async fn probe(
     path: &str,
     head: u64,
     timeout: Duration,
-) -> Result<OpenedObject, FetchFailure> {
+) -> Result<OpenedFile, FetchFailure> {
     let is_known = client.identity(&tree.place(path)).is_ok_and(|identity| cache.has_version(&identity));
     let first = if is_known { 1 } else { head.max(1) };
     let (remote, head) = retry(client, timeout, || client.probe(tree, path, first)).await?;
@@ -98,7 +98,7 @@ pub(super) async fn probe(
     if !is_known && head.len() as u64 == first.min(local.len) {
         let _ = local.write(0, &head)?;
     }
-    Ok(OpenedObject { remote, content: ObjectContent::Blocks(local), received: head.len() as u64 })
+    Ok(OpenedFile { remote, content: ObjectContent::Blocks(local), received: head.len() as u64 })
 }
 
 /// The file in the Hugging Face cache, if it is there.

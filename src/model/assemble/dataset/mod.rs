@@ -95,7 +95,7 @@ fn join(
             others.extend(first.map(|first| (TensorId::new(first), id)));
         }
     }
-    let aside: Vec<TensorId> = others.iter().map(|other| other.1).collect();
+    let only_in_own_file: Vec<TensorId> = others.iter().map(|other| other.1).collect();
     others.sort_unstable();
     let repeated = others.len() + others.chunk_by(|a, b| a.0 == b.0).count();
     if repeated * 2 < stored.len() || repeated == 0 {
@@ -105,11 +105,11 @@ fn join(
                 format!("it is in {first} and in {second}; the second is in shards/ only")
             });
         }
-        model.set_aside(aside);
+        model.set_only_in_own_file(only_in_own_file);
         return Ok(None);
     }
     let (mut joined, mut apart, mut rest) = (TensorAssembly::new(&model.sources), Vec::new(), &others[..]);
-    for first in stored.iter().filter(|id| aside.binary_search(id).is_err()) {
+    for first in stored.iter().filter(|id| only_in_own_file.binary_search(id).is_err()) {
         let (same, after) = rest.split_at(rest.partition_point(|other| other.0 == first));
         rest = after;
         let parts: Vec<TensorId> = std::iter::once(first).chain(same.iter().map(|other| other.1)).collect();

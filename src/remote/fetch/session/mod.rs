@@ -4,7 +4,7 @@ mod parts;
 
 use super::counted::{CountedTraffic, REPORT_EVERY};
 use super::kept::{keep_tree, tree_attributes};
-use super::open::{self, FoundTree, ObjectContent, OpenedObject};
+use super::open::{self, FoundTree, ObjectContent, OpenedFile};
 use super::remarks::cut_remark;
 use crate::remote::cache::{BlockCache, CachedObject};
 use crate::remote::planner::{BLOCK, HostId, ObjectId, PartId, Planner, PlannerEvent, PlannerLimits, TicketId};
@@ -41,13 +41,13 @@ pub(super) enum LoopInput {
     /// The answer to [`WireRequest::Resolve`].
     Resolved { id: u64, found: Result<FoundTree, FetchFailure> },
     /// The answer to [`WireRequest::Open`].
-    Opened { id: u64, tree: u32, path: String, head: u64, opened: Box<Result<OpenedObject, FetchFailure>> },
+    Opened { id: u64, tree: u32, path: String, head: u64, opened: Box<Result<OpenedFile, FetchFailure>> },
     /// An event of a transfer.
     Part(PlannerEvent),
 }
 
 /// A file that the reading process reads.
-struct OpenObject {
+struct ServedObject {
     remote: Arc<ServerObject>,
     local: Arc<CachedObject>,
 }
@@ -72,7 +72,7 @@ pub(super) struct FetchSession {
     /// By their number.
     trees: Vec<FoundTree>,
     /// Without those that were closed.
-    objects: HashMap<u32, OpenObject>,
+    objects: HashMap<u32, ServedObject>,
     next_object: u32,
     /// The objects whose first bytes are being fetched, by the request for the file.
     opening_heads: HashMap<u64, ObjectId>,
@@ -243,10 +243,10 @@ impl FetchSession {
                 }
             }
             WireRequest::Close { object } => self.close(ObjectId(object)),
-            WireRequest::Rest => {
+            WireRequest::Seal => {
                 self.is_sealed = true;
                 self.keep();
-                self.reply(&WireReply::Rested);
+                self.reply(&WireReply::Sealed);
             }
         }
     }
@@ -305,8 +305,8 @@ impl FetchSession {
         });
     }
 
-    fn add_opened(&mut self, id: u64, tree: u32, path: String, head: u64, opened: OpenedObject) {
-        let OpenedObject { remote, content, received } = opened;
+    fn add_opened(&mut self, id: u64, tree: u32, path: String, head: u64, opened: OpenedFile) {
+        let OpenedFile { remote, content, received } = opened;
         self.counted.bytes += received;
         let Some(found) = self.trees.get_mut(tree as usize) else { return };
         if found.tree.object(&path).is_none() {
@@ -316,7 +316,7 @@ impl FetchSession {
         match content {
             ObjectContent::Blocks(local) => {
                 let host = host_of(&found.tree.folder.to_string());
-                self.add_object(id, &host, head, OpenObject { remote, local })
+                self.add_object(id, &host, head, ServedObject { remote, local })
             }
             ObjectContent::Whole(file) => {
                 let (len, attributes) = (remote.len, (&*remote).into());
@@ -328,7 +328,7 @@ impl FetchSession {
 
     /// Numbers an object, and announces it when its first block is present: a reader asks for it next. The rest of the
     /// head is in the same request, and a reader who needs it waits for it.
-    fn add_object(&mut self, id: u64, host: &str, head: u64, open: OpenObject) {
+    fn add_object(&mut self, id: u64, host: &str, head: u64, open: ServedObject) {
         let number = ObjectId(self.next_object);
         self.next_object += 1;
         self.warn_if_unsure(host, &open);
@@ -351,7 +351,7 @@ impl FetchSession {
     }
 
     /// Logs that a change on the server may go unnoticed, once for each host.
-    fn warn_if_unsure(&mut self, host: &str, open: &OpenObject) {
+    fn warn_if_unsure(&mut self, host: &str, open: &ServedObject) {
         let noticed = match open.remote.certainty() {
             ChangeCertainty::Exact => return,
             ChangeCertainty::Date => "only a change of the date or the length is noticed",

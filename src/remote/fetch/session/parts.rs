@@ -1,6 +1,6 @@
 //! Starts and ends the transfers that the planner decides on, and tells the planner which blocks the cache has.
 
-use super::{FetchPart, FetchSession, LoopInput, OpenObject};
+use super::{FetchPart, FetchSession, LoopInput, ServedObject};
 use crate::remote::cache::{self, CachedObject};
 use crate::remote::planner::{BLOCK, ObjectId, PartFailure, PartId, PlannerAction, PlannerEvent, TicketId};
 use crate::remote::transport::{self, TransportClient};
@@ -65,7 +65,7 @@ impl FetchSession {
     }
 
     pub(super) fn fetch(&mut self, part: PartId, object: ObjectId, range: Range<u64>) {
-        let Some(OpenObject { remote, local, .. }) = self.objects.get(&object.0) else { return };
+        let Some(ServedObject { remote, local, .. }) = self.objects.get(&object.0) else { return };
         let (remote, local) = (remote.clone(), local.clone());
         let (client, inputs) = (self.client.clone(), self.inputs.clone());
         match self.cache.make_room(self.planner.in_flight()) {

@@ -32,14 +32,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use weightfs::fuse::{ReaderWatch, answer_reader_queries};
 
-pub enum UnmounterFork {
+pub enum HelperFork {
     /// The process that answers the requests of the kernel, with its connections to the helper.
-    Daemon(Unmounter, Arc<ReaderWatch>, RecentMessages),
+    Daemon(DaemonHelper, Arc<ReaderWatch>, RecentMessages),
     Helper(UnmountHelper),
 }
 
 /// Forks the helper. Call this while there is only one thread.
-pub fn fork_unmounter() -> anyhow::Result<UnmounterFork> {
+pub fn fork_helper() -> anyhow::Result<HelperFork> {
     let what = "cannot start the helper process";
     let (ours, theirs) = packet_pair().context(what)?;
     let (our_watch, their_watch) = UnixStream::pair().context(what)?;
@@ -53,10 +53,10 @@ pub fn fork_unmounter() -> anyhow::Result<UnmounterFork> {
     }
     match forked.context(what)? {
         ForkResult::Parent { .. } => {
-            Ok(UnmounterFork::Daemon(Unmounter(Mutex::new(ours)), ReaderWatch::new(our_watch), recent))
+            Ok(HelperFork::Daemon(DaemonHelper(Mutex::new(ours)), ReaderWatch::new(our_watch), recent))
         }
         ForkResult::Child => {
-            Ok(UnmounterFork::Helper(UnmountHelper { orders: theirs, questions: their_watch, messages, daemon }))
+            Ok(HelperFork::Helper(UnmountHelper { orders: theirs, questions: their_watch, messages, daemon }))
         }
     }
 }
@@ -79,9 +79,9 @@ type UnmountAnswer = Result<bool, String>;
 const MESSAGE_MAX: usize = 64 << 10;
 
 /// The daemon's end of the connection.
-pub struct Unmounter(Mutex<UnixStream>);
+pub struct DaemonHelper(Mutex<UnixStream>);
 
-impl Unmounter {
+impl DaemonHelper {
     /// Returns whether the mount was in use and had to be detached.
     pub fn order(&self, order: &UnmountOrder) -> anyhow::Result<bool> {
         let mut socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
