@@ -26,6 +26,7 @@
 //!   clients.
 //! - [`schedule`] continues operations that have to wait for a device or a computation.
 //! - Commands that do not mount use [`inspect`], [`compare`] and [`write`](mod@write).
+//! - [`references`] writes where the bytes of tensors lie in the files, for readers of Zarr arrays.
 //! - [`remote`] makes sources of files on servers: local files that are filled when they are read.
 //! - Everything may use [`text`], [`name`], [`natural`], [`kept`], [`rules`], [`threads`] and [`units`].
 //!
@@ -43,6 +44,7 @@ pub mod model;
 pub mod name;
 pub mod natural;
 pub mod plot;
+pub mod references;
 #[cfg(feature = "remote")]
 pub mod remote;
 pub mod rules;

@@ -32,6 +32,7 @@ const LIBRARY: &[(&str, &[&str])] = &[
         "inspect",
         &["codec", "content", "format", "model", "natural", "rules", "source", "stats", "text", "threads", "units"],
     ),
+    ("references", &["format", "model", "name", "source", "text"]),
     ("schedule", &["content", "threads"]),
     ("fs", &["content", "model", "name", "natural", "schedule", "source", "text", "threads", "view"]),
     ("fuse", &["content", "fs", "model", "schedule", "source", "threads"]),

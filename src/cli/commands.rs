@@ -56,6 +56,8 @@ pub enum Command {
     Metadata(MetadataArgs),
     /// Write a model to one or more files, in its own format or as safetensors
     Export(ExportArgs),
+    /// Write Kerchunk references, with which Zarr, xarray and Dask read the tensors from the files
+    References(ReferencesArgs),
     /// List or remove what was fetched from remote sources
     Cache(CacheArgs),
     /// Write the manual page and shell completions below DIR
@@ -74,7 +76,7 @@ pub enum Command {
 }
 
 /// Words that may be meant for a command.
-pub(super) const MISTAKEN: [(&str, &[&str]); 20] = [
+pub(super) const MISTAKEN: [(&str, &[&str]); 21] = [
     ("umount", &["unmount", "eject", "detach"]),
     ("status", &["mounts", "mounted"]),
     ("doctor", &["diagnose", "troubleshoot"]),
@@ -92,6 +94,7 @@ pub(super) const MISTAKEN: [(&str, &[&str]); 20] = [
     ("diff", &["compare", "cmp"]),
     ("metadata", &["meta", "get", "set", "remove", "clear"]),
     ("export", &["convert", "save", "merge"]),
+    ("references", &["refs", "kerchunk", "zarr"]),
     ("cache", &["prune", "purge"]),
     ("help", &["man", "usage"]),
     ("--version", &["version"]),
@@ -749,6 +752,58 @@ pub struct ExportArgs {
     /// Write shards of at most SIZE of data each, such as 5GB, and their index; a larger tensor gets its own shard
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub shard_size: Option<ByteSize>,
+}
+
+const REFERENCES_HELP: &str = "\
+Examples:
+  weightfs references model.safetensors -o model.json    a group for each module
+  weightfs references --flat model -o model.json         one array per tensor, named by its full name
+  weightfs references --zarr 2 hf://org/model -o model.json
+  python -c 'import zarr; print(zarr.open_group(\"reference://\", mode=\"r\", storage_options={\"fo\": \"model.json\"}).tree())'
+
+The references are Zarr arrays whose chunks are byte ranges of the files of SOURCE, which are neither copied nor
+changed. zarr-python, xarray and Dask read them through fsspec, without weightfs. If a file is
+changed or moved, write its references again.
+
+The arrays are the stored tensors: quantized weights are not dequantized. BF16 and 8-bit floats are
+unsigned integers with the same bits, and the attribute weightfs_dtype says what they are. Tensors
+that are not ranges of bytes, such as block types of GGUF, are left out and named in the attribute
+skipped of the root.
+
+The URLs of the files have no secrets: give credentials to fsspec, as remote_options.
+
+Exit status: 0 success, 1 failure, 2 usage error.";
+
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = REFERENCES_HELP)]
+pub struct ReferencesArgs {
+    #[command(flatten)]
+    pub input: SourceArgs,
+
+    /// Write the references to OUT, a JSON file [default: standard output]
+    #[arg(short, long, value_name = "OUT", value_hint = ValueHint::FilePath)]
+    pub out: Option<PathBuf>,
+
+    /// Replace OUT if it exists
+    #[arg(short, long, requires = "out")]
+    pub force: bool,
+
+    /// Version of the Zarr format: 2 or 3
+    #[arg(long, value_name = "VERSION", default_value_t = 3, value_parser = parse_number::<u8>(2..=3))]
+    pub zarr: u8,
+
+    /// Make no groups: the arrays in the root have the full names of the tensors
+    #[arg(long)]
+    pub flat: bool,
+
+    /// The most bytes of a chunk, such as 16MiB; the number of rows of a chunk divides that of the tensor [default:
+    /// 64MiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub chunk: Option<ByteSize>,
+
+    /// Write only tensors whose full name matches a glob, as in `weightfs export`; can be repeated
+    #[arg(long, value_name = "PATTERN", value_parser = parse_pattern)]
+    pub only: Vec<glob::Pattern>,
 }
 
 const CAT_HELP: &str = "\

@@ -393,7 +393,7 @@ fn is_empty(tensors: &ExportTensors) -> bool {
 }
 
 /// Permissions of new files, before the umask is applied: those that all files of the source have, as with cp(1).
-fn export_mode(model: &Model) -> u32 {
+pub(super) fn export_mode(model: &Model) -> u32 {
     let modes = model.sources.iter().map(|source| u32::from(source.stat().mode));
     modes.reduce(|a, b| a & b).unwrap_or(MODE)
 }

@@ -16,6 +16,7 @@ pub mod inspect;
 pub mod ls;
 pub mod metadata;
 pub mod mount;
+pub mod references;
 #[cfg(feature = "serve")]
 pub mod serve;
 pub mod show;
@@ -54,6 +55,7 @@ pub fn run_command(command: &Command) -> Result<ExitCode> {
         Command::Diff(args) => diff::run_diff(args),
         Command::Metadata(args) => metadata::run_metadata(args),
         Command::Export(args) => export::run_export(args),
+        Command::References(args) => references::run_references(args),
         #[cfg(feature = "remote")]
         Command::Cache(args) => cache::run_cache(args),
         #[cfg(not(feature = "remote"))]

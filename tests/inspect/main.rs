@@ -13,5 +13,6 @@ mod ls;
 mod pipes;
 mod published;
 mod quantized;
+mod references;
 mod room;
 mod stats;

@@ -38,6 +38,7 @@ mod races;
 mod readers;
 mod readme;
 mod reads;
+mod references;
 #[cfg(feature = "remote")]
 mod remote;
 mod replaced;
