@@ -5,21 +5,25 @@ use std::ffi::OsStr;
 use std::path::Path;
 
 /// Runs `references.py`.
-fn zarr<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> String {
+pub fn zarr<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/references.py");
     let args = args.into_iter().map(|arg| arg.as_ref().to_owned());
     run_ok(crate::support::python().to_str().unwrap(), [script.into_os_string()].into_iter().chain(args))
 }
 
-/// The models that `references.py` writes.
+/// Writes the models of `references.py` to `models`.
+pub fn write_models(scene: &Scene) {
+    zarr(["write".as_ref(), scene.path("models").as_os_str()]);
+}
+
 fn models() -> Scene {
     let scene = Scene::new();
-    zarr(["write".as_ref(), scene.path("models").as_os_str()]);
+    write_models(&scene);
     scene
 }
 
 /// A path of a scene as text.
-fn text(scene: &Scene, name: &str) -> String {
+pub fn text(scene: &Scene, name: &str) -> String {
     scene.path(name).to_str().unwrap().to_owned()
 }
 
@@ -60,6 +64,14 @@ fn xarray_and_dask_read_references() {
         assert_eq!(zarr(["xarray", &text(&scene, &refs), &plain]), "18\n");
         assert_eq!(zarr(["dask", &text(&scene, &refs), &plain]), "18\n");
     }
+}
+
+#[test]
+fn virtualizarr_reads_references_of_format_2_without_groups() {
+    let scene = models();
+    scene.ok("weightfs references --flat --chunk 40 --zarr 2 models/plain.safetensors -o refs.json");
+    let plain = text(&scene, "models/plain.safetensors");
+    assert_eq!(zarr(["virtual", &text(&scene, "refs.json"), &plain]), "17\n");
 }
 
 #[cfg(feature = "remote")]

@@ -6,6 +6,7 @@ mod faults;
 mod limits;
 mod quantized;
 mod redirects;
+mod references;
 mod secrets;
 mod sources;
 mod status;
