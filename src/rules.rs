@@ -128,7 +128,8 @@ impl CheckRule {
             }
             Self::Unaligned => {
                 "this affects readers that use mapped bytes in place: Rust's bytemuck::cast_slice panics, torch cannot view such \
-                 bytes as another dtype, others copy; NumPy and the official readers accept them"
+                 bytes as another dtype, others copy; NumPy and the official readers accept them; `weightfs export` aligns \
+                 all tensors"
             }
             Self::UnknownDtype => "the official reader (0.8.0) rejects the file",
             Self::Infinite => "masks may have infinite values, weights should not",

@@ -2,8 +2,8 @@
 //!
 //! Tensors keep the order of the source; the official writer would sort them by dtype and name. So the data of each
 //! source file is one run and is read as fast as a single tensor. Spaces after the header align the data to a page.
-//! If tensors are converted or gathered, or come from another format, those with larger elements come first, so that
-//! each tensor is aligned to its elements.
+//! If tensors are converted or gathered, come from another format, or would not all lie on multiples of their element
+//! sizes, those with larger elements come first, so that each tensor is aligned to its elements.
 
 use super::gguf;
 use super::lines::{Out, TextLines, TextPieces, write_list};
@@ -109,8 +109,9 @@ impl ModelExport {
         entries.conversion = conversion.filter(|_| is_any_converted);
         // Elements that have to be gathered are not runs of a file.
         let is_series = entries.conversion.is_some() || entries.find(|numbers| numbers.tensor.is_gathered()).is_some();
-        // The order of tensors in other formats does not align them in a safetensors file.
-        if is_series || entries.model.format() != SAFETENSORS {
+        // The order of tensors in other formats does not align them in a safetensors file, and that of several files
+        // of safetensors may not either.
+        if is_series || entries.model.format() != SAFETENSORS || !entries.is_aligned() {
             entries.align();
         }
         let fits = entries.place() && unfit.is_none();
@@ -252,6 +253,17 @@ impl ExportEntries {
 
     fn count(&self) -> usize {
         self.tensors.len(&self.model)
+    }
+
+    /// Whether the data of each tensor begins at a multiple of the size of its elements.
+    fn is_aligned(&self) -> bool {
+        let mut offset = 0u64;
+        (0..self.count()).all(|at| {
+            let tensor = self.written(&self.numbers(at));
+            let begins = offset;
+            offset = offset.saturating_add(tensor.nbytes());
+            tensor.nbytes() == 0 || begins.is_multiple_of(tensor.dtype.bits().unwrap_or(0).div_ceil(8).max(1))
+        })
     }
 
     /// Sorts the tensors so that those with larger elements come first.

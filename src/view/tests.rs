@@ -250,6 +250,10 @@ proptest! {
             let (header, metadata) = SafeTensors::read_metadata(&export).unwrap();
             prop_assert_eq!((header + 8) % 4096, 0);
             prop_assert_eq!(metadata.metadata().is_none(), clean);
+            for (name, info) in metadata.tensors() {
+                let (begins, ends) = info.data_offsets;
+                prop_assert!(begins == ends || begins % (info.dtype.bitsize() / 8).max(1) == 0, "{} {}", name, begins);
+            }
             if !clean {
                 prop_assert_eq!(&metadata.metadata().as_ref().unwrap()["a"], "\"");
             }
