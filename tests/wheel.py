@@ -26,6 +26,8 @@ from unittest import mock
 import fsspec  # type: ignore[import-untyped]
 import ml_dtypes
 import numpy as np
+import pandas  # type: ignore[import-untyped]
+import pyarrow.fs  # type: ignore[import-untyped]
 import safetensors.numpy
 import weightfs
 from weightfs._fsspec import WeightFileSystem
@@ -716,6 +718,12 @@ class FileSystemTest(Case):
             self.assertEqual(file.read(), self.array[-1:, -1].tobytes())
         with fsspec.open("weightfs://f32/layers.0.weight.f32", source="model.safetensors", mode="rb") as file:
             self.assertEqual(file.read(), self.array.tobytes())
+        with files.open("stats/layers.0.weight.json") as file:
+            self.assertEqual(pandas.read_json(file, typ="series")["max"], 11)
+        table = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(files))
+        self.assertEqual(table.open_input_file("f32/layers.0.weight.f32").read(), self.array.tobytes())
+        self.assertEqual(table.get_file_info("npy/layers.0.bias.npy").size, 144)
+        self.assertEqual(len(table.get_file_info(pyarrow.fs.FileSelector("tensors"))), 2)
         chained = f"weightfs://tensors/layers.0.weight::file://{os.path.abspath('model.safetensors')}"
         with fsspec.open(chained, "rb") as file:
             self.assertEqual(file.read(), self.array.tobytes())
