@@ -26,8 +26,8 @@ pub(super) fn repository_of(top: &Location) -> Option<Location> {
 /// Whether `file` leads nowhere, or lies below the directory `top`, or its repository, after following links.
 pub(super) fn is_below(file: &Location, top: &Location) -> bool {
     let dirs = Directories::default();
-    match dirs.base(repository_of(top).as_ref().unwrap_or(top)).and_then(|base| base.traverse(file)) {
-        Ok(traversal) => traversal.is_inside,
+    match dirs.base(repository_of(top).as_ref().unwrap_or(top)).and_then(|base| base.holds(file)) {
+        Ok(is_below) => is_below,
         Err(error) => matches!(Errno::try_from(error), Ok(Errno::ENOENT | Errno::ELOOP)),
     }
 }

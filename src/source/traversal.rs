@@ -51,8 +51,6 @@ pub struct Traversal {
     pub stat: Option<SourceStat>,
     /// The file that the path leads to. `None` in a tree, where names are not exchanged.
     pub target: Option<FileId>,
-    /// Whether the file lies in the directory or below it, after following symlinks.
-    pub is_inside: bool,
 }
 
 impl Directories {
@@ -146,10 +144,17 @@ impl TraversalBase<'_> {
     pub fn traverse(&self, to: &Location) -> io::Result<Traversal> {
         match (self, to) {
             (Self::Local(base), Location::Local(to)) => base.traverse(to),
-            (Self::Remote(stat), Location::Remote(_)) => {
-                Ok(Traversal { stat: Some(stat.search()), target: None, is_inside: true })
-            }
+            (Self::Remote(stat), Location::Remote(_)) => Ok(Traversal { stat: Some(stat.search()), target: None }),
             _ => Err(io::Error::other("no path leads there")),
+        }
+    }
+
+    /// Whether a file lies in the directory or below it, after following symlinks.
+    pub fn holds(&self, file: &Location) -> io::Result<bool> {
+        match (self, file.path()) {
+            (Self::Local(base), Some(file)) => base.holds(file),
+            (Self::Local(_), None) => Ok(false),
+            (Self::Remote(_), _) => Ok(true),
         }
     }
 }
@@ -157,21 +162,23 @@ impl TraversalBase<'_> {
 impl LocalBase<'_> {
     fn traverse(&self, to: &Path) -> io::Result<Traversal> {
         let mut stat: Option<SourceStat> = None;
-        let mut last = None;
         let reached = self.walk(to, &mut |dir, id| {
             if !self.above.contains(&id) {
                 let found = self.dirs.stat(dir, id)?.search();
                 stat = Some(stat.map_or(found, |stat| stat.and(found)));
             }
-            last = Some(dir.try_clone()?);
             Ok(())
         })?;
-        let id = self.reached.id;
-        let is_below = match last {
-            Some(dir) => directories_above(&dir)?.contains(&id),
-            None => false,
-        };
-        Ok(Traversal { stat, target: Some(reached.id), is_inside: reached.id == id || is_below })
+        Ok(Traversal { stat, target: Some(reached.id) })
+    }
+
+    fn holds(&self, file: &Path) -> io::Result<bool> {
+        let mut dir = self.reached.file.try_clone()?;
+        let reached = self.walk(file, &mut |last, _| {
+            dir = last.try_clone()?;
+            Ok(())
+        })?;
+        Ok(reached.id == self.reached.id || directories_above(&dir)?.contains(&self.reached.id))
     }
 
     /// Passes the directories on the path to `to` to `visit`, in which some may be repeated.
@@ -311,8 +318,9 @@ mod tests {
                 ("absolute", "else/c/file", Some(0o700), false),
                 ("", "top", None, true),
             ] {
-                let Traversal { stat, target: id, is_inside: inside } = found(name);
-                assert_eq!((stat.map(|stat| stat.mode), inside), (mode, is_inside), "{top} {name}");
+                let Traversal { stat, target: id } = found(name);
+                assert_eq!(stat.map(|stat| stat.mode), mode, "{top} {name}");
+                assert_eq!(base.holds(&path(top).join(name).into()).unwrap(), is_inside, "{top} {name}");
                 assert_eq!(id.unwrap(), id_of(&File::open(path(target)).unwrap()).unwrap(), "{top} {name}");
             }
             let error = |name: &str| base.traverse(&path(top).join(name).into()).unwrap_err().raw_os_error();
