@@ -73,7 +73,13 @@ impl SourceTree for Files {
             device: 1,
         };
         let id = (1, path.bytes().fold(7, |id, byte| id * 31 + u64::from(byte)));
-        DirListing { id, parent: None, stat: self.stat(), entries: entries.into_iter().map(entry).collect() }
+        DirListing {
+            id,
+            parent: None,
+            version: None,
+            stat: self.stat(),
+            entries: entries.into_iter().map(entry).collect(),
+        }
     }
 
     fn is_dir(&self, path: &str) -> bool {

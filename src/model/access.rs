@@ -2,6 +2,7 @@
 
 use super::table::Model;
 use crate::source::{self, FileId, Location, SourceStat, TraversalBase};
+use nix::errno::Errno;
 use std::io;
 use std::path::Path;
 use std::time::SystemTime;
@@ -12,7 +13,7 @@ pub(super) const NOBODY: SourceStat =
 
 /// A file that cannot be opened as a part of a model, with its owner and permissions. `None` if the file itself cannot
 /// be opened; no message then quotes it.
-pub(super) fn stat_of(location: &Location) -> Option<(Option<FileId>, SourceStat)> {
+fn stat_of(location: &Location) -> Option<(Option<FileId>, SourceStat)> {
     match source::stat_at(location) {
         Ok(found) => Some(found),
         Err(error) => {
@@ -27,45 +28,72 @@ pub(super) fn stat_of(location: &Location) -> Option<(Option<FileId>, SourceStat
 /// read those of its files that could not be opened: the mount shows the reasons, which may quote these files.
 ///
 /// `base` and the directories above it are not considered.
-pub(super) fn restrict_access(model: &mut Model, base: &io::Result<TraversalBase>) {
+pub(super) fn restrict_access(model: &mut Model, base: &io::Result<TraversalBase>) -> Result<(), source::Error> {
     if let Ok(TraversalBase::Remote(tree)) = base {
         model.facts.needed.push(tree.search());
     }
-    let sources = model.sources.iter().filter_map(|source| Some((Location::from(source.path()?), source.id())));
-    let mut needed: Vec<SourceStat> = sources.filter_map(|(file, id)| needed_for(base, &file, id)).collect();
-    for file in &model.facts.unopened {
-        if let Some((id, stat)) = stat_of(file) {
-            needed.push(stat);
-            needed.extend(needed_for(base, file, id));
+    let mut needed = Vec::new();
+    for source in model.sources.iter() {
+        if let Some(path) = source.path() {
+            needed.extend(needed_for(base, &path.into(), source.id())?);
         }
+    }
+    for file in &model.facts.unopened {
+        needed.extend(needed_for_quoted(base, file));
     }
     needed.dedup();
     model.facts.needed.extend(needed);
-    restrict_description(model, base);
+    restrict_description(model, base)
 }
 
 /// As [`restrict_access`], only for the files that describe the model.
-pub(super) fn restrict_description(model: &mut Model, base: &io::Result<TraversalBase>) {
-    let files = model.facts.described_by.iter();
-    let needed: Vec<SourceStat> = files.filter_map(|file| needed_for(base, &file.location, file.id)).collect();
-    model.facts.needed.extend(needed);
+pub(super) fn restrict_description(model: &mut Model, base: &io::Result<TraversalBase>) -> Result<(), source::Error> {
+    for file in &model.facts.described_by {
+        model.facts.needed.extend(needed_for(base, &file.location, file.id)?);
+    }
+    Ok(())
 }
 
 /// The permissions for those who may search the directories between `base` and a file with this number, which was
-/// opened. `None` if there are no directories between.
-pub(super) fn needed_for(base: &io::Result<TraversalBase>, file: &Location, id: Option<FileId>) -> Option<SourceStat> {
-    match base.as_ref().map(|base| base.traverse(file)) {
-        Ok(Ok(traversal)) if traversal.leads_to(id) => traversal.stat,
-        // The permissions of the directories are unknown, perhaps because names were exchanged meanwhile.
-        _ => Some(NOBODY),
+/// opened. `None` if there are no directories between. Fails if the path leads to another file meanwhile.
+pub(super) fn needed_for(
+    base: &io::Result<TraversalBase>,
+    file: &Location,
+    id: Option<FileId>,
+) -> Result<Option<SourceStat>, source::Error> {
+    let Ok(base) = base else { return Ok(Some(NOBODY)) };
+    let error = match base.traverse(file) {
+        Ok(traversal) if traversal.leads_to(id) => return Ok(traversal.stat),
+        Ok(_) => Errno::ESTALE.into(),
+        Err(error) => error,
+    };
+    let path = file.path().unwrap_or(Path::new("")).to_owned();
+    let error = source::Error::Io { path, error };
+    if error.is_transient() {
+        return Err(error);
     }
+    log::warn!("{error}; nobody but root may read what it is a part of");
+    Ok(Some(NOBODY))
+}
+
+/// The permissions of a file that a message may quote, and of those who may search the directories between `base` and
+/// it.
+pub(super) fn needed_for_quoted(base: &io::Result<TraversalBase>, file: &Location) -> Vec<SourceStat> {
+    // If the file cannot be opened, the message says nothing about its content.
+    let Some((id, stat)) = stat_of(file) else { return Vec::new() };
+    // The message is about a file that was opened before.
+    if !source::was_always(file, id) {
+        return vec![NOBODY];
+    }
+    [Some(stat), needed_for(base, file, id).unwrap_or(Some(NOBODY))].into_iter().flatten().collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::format::ParseMode;
-    use crate::model::{Catalog, Model, ModelId, OpenedModel, open_in, open_location};
+    use crate::model::{Catalog, Model, ModelId, OpenedModel, open_below, open_in, open_location};
+    use crate::source::Source;
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     use std::fs::{self, Permissions};
     use std::os::unix::fs::{PermissionsExt, symlink};
@@ -92,7 +120,16 @@ mod tests {
                 let model = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 5]].concat();
                 let config =
                     format!(r#"{{"model_type": "{title}", "quantization_config": {{"quant_method": "fp8"}}}}"#);
-                for (file, bytes) in [("a.safetensors", &model[..]), ("config.json", config.as_bytes())] {
+                let shard = format!(r#"{{"shard_path":"a.safetensors","samples_count":1,"bytes":{}}}"#, model.len());
+                let manifest = format!(r#"{{"format_version":"1.0","title":"{title}","shards":[{shard}]}}"#);
+                let header = format!(r#"{{"{title}":{{"dtype":"U8","shape":[9],"data_offsets":[0,1]}}}}"#);
+                let broken = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0]].concat();
+                for (file, bytes) in [
+                    ("a.safetensors", &model[..]),
+                    ("config.json", config.as_bytes()),
+                    ("manifest.json", manifest.as_bytes()),
+                    ("broken", &broken),
+                ] {
                     fs::write(path.join(file), bytes).unwrap();
                     fs::set_permissions(path.join(file), Permissions::from_mode(0o644)).unwrap();
                 }
@@ -102,6 +139,9 @@ mod tests {
             fs::write(dir.path().join("theirs/model.safetensors.index.json"), index).unwrap();
             fs::copy(dir.path().join("theirs/m/a.safetensors"), dir.path().join("theirs/plain.safetensors")).unwrap();
             symlink("m/config.json", dir.path().join("theirs/config.json")).unwrap();
+            fs::create_dir(dir.path().join("theirs/data")).unwrap();
+            fs::copy(dir.path().join("theirs/m/a.safetensors"), dir.path().join("theirs/data/a.safetensors")).unwrap();
+            symlink("../m/manifest.json", dir.path().join("theirs/data/dataset_manifest.json")).unwrap();
             symlink("../secret", dir.path().join("theirs/x")).unwrap();
             Self { dir }
         }
@@ -115,8 +155,14 @@ mod tests {
             renameat_with(CWD, m, CWD, x, RenameFlags::EXCHANGE).unwrap();
         }
 
-        /// Opens models while names are exchanged, until the secret and the other ones were met several times.
-        fn open_often(&self, open: impl Fn() -> Vec<Model>) {
+        /// Does something while a thread exchanges names again and again.
+        fn while_exchanging(&self, act: impl FnOnce()) {
+            struct Ended<'a>(&'a AtomicBool);
+            impl Drop for Ended<'_> {
+                fn drop(&mut self) {
+                    self.0.store(true, Ordering::Relaxed);
+                }
+            }
             let is_done = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -124,19 +170,25 @@ mod tests {
                         self.exchange();
                     }
                 });
-                let mut met = [0, 0];
+                let _ended = Ended(&is_done);
+                act();
+            });
+        }
+
+        /// Opens models while names are exchanged, until the secret and the other ones were met several times.
+        fn open_often(&self, open: impl Fn() -> Vec<Model>) {
+            self.while_exchanging(|| {
+                let (mut met, mut tries) = ([0, 0], 0);
                 while met.iter().any(|met| *met < 50) {
+                    tries += 1;
+                    assert!(tries < 1_000_000, "{met:?}");
                     for model in open() {
                         let is_secret = says_secret(&model);
                         met[usize::from(is_secret)] += 1;
                         let found = model.stat().unwrap();
-                        if is_secret && found.mode & OTHERS != 0 {
-                            is_done.store(true, Ordering::Relaxed);
-                            panic!("{}: {found:?}", model.location);
-                        }
+                        assert!(!is_secret || found.mode & OTHERS == 0, "{}: {found:?}", model.location);
                     }
                 }
-                is_done.store(true, Ordering::Relaxed);
             });
         }
     }
@@ -144,7 +196,13 @@ mod tests {
     /// Whether a model shows something of the secret directory.
     fn says_secret(model: &Model) -> bool {
         let title = model.metadata().iter().any(|(_, value)| value.text() == "secret");
-        title || model.facts.network.as_deref() == Some("secret")
+        let is_shown = |source: &dyn Source| {
+            let mut text = vec![0; source.len() as usize];
+            source.read_exact_at(&mut text, 0).unwrap();
+            String::from_utf8(text).unwrap().contains("secret")
+        };
+        let document = model.facts.documents.iter().any(|(_, source)| is_shown(&**source));
+        title || document || model.facts.network.as_deref() == Some("secret")
     }
 
     fn model(location: &Location) -> Vec<Model> {
@@ -165,30 +223,44 @@ mod tests {
     #[test]
     fn names_that_are_exchanged_give_no_access_to_what_others_may_not_search() {
         let scene = ExchangedNames::new();
-        for named in ["theirs/m", "theirs/model.safetensors.index.json", "theirs/plain.safetensors"] {
+        for named in ["theirs/m", "theirs/model.safetensors.index.json", "theirs/plain.safetensors", "theirs/data"] {
             scene.open_often(|| model(&scene.location(named)));
         }
     }
 
     #[test]
-    fn directory_that_takes_the_place_of_a_listed_one_is_refused() {
+    fn names_that_are_exchanged_make_no_error_quote_a_secret() {
+        let scene = ExchangedNames::new();
+        let top = scene.location("theirs");
+        let links: Vec<Location> = (0..600).map(|at| scene.location(&format!("theirs/{at}.safetensors"))).collect();
+        for link in &links {
+            symlink("m/broken", link.path().unwrap()).unwrap();
+        }
+        let said = |link: &Location| open_below(Some(&top), link, ParseMode::Strict).unwrap_err().to_string();
+        let (first, others) = links.split_first().unwrap();
+        assert!(said(first).contains("tensor \"m\""), "{}", said(first));
+        scene.while_exchanging(|| {
+            for link in others {
+                let said = said(link);
+                assert!(!said.contains("secret"), "{said}");
+            }
+        });
+    }
+
+    #[test]
+    fn directory_that_takes_the_place_of_a_listed_one_counts() {
         let scene = ExchangedNames::new();
         let listed = catalog(&scene.location("theirs"));
         let models: Vec<ModelId> = listed.models().collect();
         let found = |at: usize| open_in(&listed, models[at]);
-        let secret: Vec<bool> = (0..models.len()).map(|at| says_secret(&found(at).unwrap())).collect();
+        let secrets = || (0..models.len()).map(found).map(Result::unwrap).filter(says_secret).collect::<Vec<Model>>();
+        // Its folder has the permissions of the directory.
+        assert!(secrets().iter().all(|model| model.location.to_string().contains("/x/")));
         scene.exchange();
-        for (at, was_secret) in secret.into_iter().enumerate() {
-            match found(at) {
-                Ok(model) if was_secret || says_secret(&model) => {
-                    assert_eq!(model.stat().unwrap().mode & OTHERS, 0, "{}", model.location);
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    let expected = "another directory than the one that was listed; mount it again";
-                    assert!(error.to_string().ends_with(expected), "{error}");
-                }
-            }
+        let secrets = secrets();
+        assert!(!secrets.is_empty());
+        for model in secrets {
+            assert_eq!(model.stat().unwrap().mode & OTHERS, 0, "{}", model.location);
         }
     }
 }

@@ -43,13 +43,14 @@ pub(super) fn files_beside(model: &Model) -> OtherFiles {
                 let file = dir.join(name);
                 source::exists(&file) && owner_of(&file) == owner
             };
-            match source::list_dir(&dir) {
-                Ok(listing) if recognise::configs().any(is_own) => (listing, owner),
-                _ => return OtherFiles::default(),
+            if !recognise::configs().any(is_own) {
+                return OtherFiles::default();
             }
+            let Ok(listing) = source::list_dir(&dir) else { return OtherFiles::default() };
+            (listing, owner)
         }
     };
-    listing.entries.retain(may_be_other);
+    listing.entries.retain(|entry| may_be_other(entry) && entry.name != model.main_file().file_name());
     listing.entries.sort_by(|a, b| a.name.cmp(&b.name));
     let mut search = FileSearch::new((&dir, Some(listing.id)), owner);
     let folder = search.found.add_folder(0, listing.stat);
@@ -151,7 +152,7 @@ impl<'s> FileSearch<'s> {
         };
         let opened = match (source::open_beneath((top, self.id), inner)?, &self.blobs) {
             (None, Some(blobs)) => match blob_of(path, blobs) {
-                // Users need to search the repository and its blobs too.
+                // Users need to search the directory of the blobs too.
                 Some(blob) => source::open_beneath((blobs.parent().unwrap_or(blobs), None), &blob)?,
                 None => None,
             },

@@ -23,10 +23,12 @@ pub(super) fn repository_of(top: &Location) -> Option<Location> {
     repository.map(Location::from).filter(|repository| source::is_dir(&repository.join("blobs")))
 }
 
-/// Whether `file` leads nowhere, or lies below the directory `top`, or its repository, after following links.
+/// Whether `file` leads nowhere, or lies below the directory `top`, or its repository, after following links, and no
+/// other file was opened under its name.
 pub(super) fn is_below(file: &Location, top: &Location) -> bool {
     let dirs = Directories::default();
-    match dirs.base(repository_of(top).as_ref().unwrap_or(top)).and_then(|base| base.holds(file)) {
+    let base = dirs.base(repository_of(top).as_ref().unwrap_or(top));
+    match base.and_then(|base| base.holds(file)) {
         Ok(is_below) => is_below,
         Err(error) => matches!(Errno::try_from(error), Ok(Errno::ENOENT | Errno::ELOOP)),
     }

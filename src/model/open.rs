@@ -44,8 +44,8 @@ pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel
         // The directory that holds an index, a manifest or splits is not part of the source.
         let base = dirs.base(&model.facts.base.clone().unwrap_or_else(|| location.parent()));
         match model.form.access {
-            ModelAccess::File => restrict_description(&mut model, &base),
-            ModelAccess::FilesAndDirectories => restrict_access(&mut model, &base),
+            ModelAccess::File => restrict_description(&mut model, &base)?,
+            ModelAccess::FilesAndDirectories => restrict_access(&mut model, &base)?,
         }
         model.facts.others = files_beside(&model);
         return Ok(OpenedModel::Model(model.into()));
@@ -54,7 +54,7 @@ pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel
         Some(only) => {
             let mut model = open_below(Some(&catalog.top), &location.rename(catalog.model(only)), mode)?;
             let base = catalog.dirs.base(location);
-            restrict_access(&mut model, &base);
+            restrict_access(&mut model, &base)?;
             let dir = base.and_then(|base| base.stat());
             model.facts.needed.push(dir.map_or(NOBODY, SourceStat::search));
             model.facts.others = files_in(&catalog);
@@ -105,7 +105,7 @@ pub fn open_in(catalog: &Catalog, model: ModelId) -> Result<Model, Error> {
     let base = opened.facts.base.as_ref().unwrap_or(catalog.home_location(model)).clone();
     let path = base.path().unwrap_or(Path::new("")).to_owned();
     let base = catalog.dirs.base(&base).map_err(|error| source::Error::Io { path, error })?;
-    restrict_access(&mut opened, &Ok(base));
+    restrict_access(&mut opened, &Ok(base))?;
     Ok(opened)
 }
 

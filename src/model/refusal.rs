@@ -1,6 +1,6 @@
 //! Who may read the error file of a model that cannot be opened.
 
-use super::access::{needed_for, stat_of};
+use super::access::needed_for_quoted;
 use super::assemble::{self, KnownFiles};
 use super::catalog::Catalog;
 use super::ids::ModelId;
@@ -15,11 +15,7 @@ pub fn refused_stat(catalog: &Catalog, model: ModelId) -> Option<SourceStat> {
     let mut add = |stat: SourceStat| found = Some(found.map_or(stat, |found| found.and(stat)));
     let home = dirs.base(base.as_ref().unwrap_or(catalog.home_location(model)));
     for part in std::iter::once(&main).chain(&others) {
-        // If a file cannot be opened, the reason says nothing about its content.
-        if let Some((id, stat)) = stat_of(part) {
-            add(stat);
-            needed_for(&home, part, id).into_iter().for_each(&mut add);
-        }
+        needed_for_quoted(&home, part).into_iter().for_each(&mut add);
     }
     found
 }

@@ -180,7 +180,7 @@ impl SourceTree for RemoteTree {
         };
         let entries = self.entries(path).map(entry).collect();
         let id = (self.device, number_of(&format!("{path}/")));
-        DirListing { id, parent: None, stat: searchable(self.about.attributes), entries }
+        DirListing { id, parent: None, version: None, stat: searchable(self.about.attributes), entries }
     }
 
     fn device(&self) -> u64 {

@@ -1,10 +1,13 @@
 //! Opens the file or lists the directory at a location. Symlinks are followed.
 
 use super::map::open_file;
+use super::opened::{self, note_opened};
 use super::resolve::resolve_path;
-use super::traversal::id_of;
-use super::{DirListing, Error, FileId, ListedEntry, ListedKind, Location, MappedFile, Source, SourceStat};
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, readlinkat, statat};
+use super::stat::id_of;
+use super::{
+    DirListing, DirectoryVersion, Error, FileId, ListedEntry, ListedKind, Location, MappedFile, Source, SourceStat,
+};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, StatxFlags, makedev, openat, readlinkat, statx};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
@@ -35,7 +38,7 @@ pub fn open_beneath(top: (&Path, Option<FileId>), path: &Path) -> Result<Option<
     let failed = |error: io::Error| Error::io(&top.join(path), error);
     let (parents, Some(name)) = (path.parent().unwrap_or(Path::new("")), path.file_name()) else { return Ok(None) };
     let mut dir = open_file(&resolve_path(top, None).map_err(failed)?).map_err(failed)?;
-    if id.is_some_and(|id| id_of(&dir).is_ok_and(|found| found != id)) {
+    if id.is_some() && id != Some(id_of(&dir).map_err(failed)?) {
         return Ok(None);
     }
     let mut needed: Option<SourceStat> = None;
@@ -115,11 +118,18 @@ pub fn modified_at(location: &Location) -> io::Result<Option<SystemTime>> {
 pub fn stat_at(location: &Location) -> io::Result<(Option<FileId>, SourceStat)> {
     match location {
         Location::Local(path) => {
-            let file = open_file(&resolve_path(path, None)?)?;
+            let path = std::path::absolute(path)?;
+            let file = open_file(&resolve_path(&path, None)?)?;
+            note_opened(&path, id_of(&file)?);
             Ok((Some(id_of(&file)?), SourceStat::of(&file)?))
         }
         Location::Remote(remote) => Ok((None, remote.tree().stat())),
     }
+}
+
+/// Whether no other file than the one with this number was opened at a location. True if none was.
+pub fn was_always(location: &Location, id: Option<FileId>) -> bool {
+    location.path().is_none_or(|path| opened::was_always(path, id))
 }
 
 pub fn list_dir(location: &Location) -> Result<DirListing, Error> {
@@ -140,8 +150,13 @@ fn list_local(path: &Path) -> io::Result<DirListing> {
         if name == "." || name == ".." {
             continue;
         }
-        let target = statat(&dir, name, AtFlags::empty()).ok();
-        let kind = target.map(|target| FileType::from_raw_mode(target.st_mode));
+        // No request is sent to the daemon of a mount whose mount point is here: it may be this process.
+        let flags = match entry.file_type() {
+            FileType::RegularFile => AtFlags::empty(),
+            _ => AtFlags::STATX_DONT_SYNC,
+        };
+        let target = statx(&dir, name, flags, StatxFlags::TYPE | StatxFlags::SIZE).ok();
+        let kind = target.map(|target| FileType::from_raw_mode(target.stx_mode.into()));
         let is_link = match entry.file_type() {
             FileType::Unknown => readlinkat(&dir, name, Vec::new()).is_ok(),
             kind => kind == FileType::Symlink,
@@ -150,12 +165,13 @@ fn list_local(path: &Path) -> io::Result<DirListing> {
             name: name.to_owned(),
             kind: if kind == Some(FileType::Directory) { ListedKind::Dir } else { ListedKind::File },
             is_link,
-            len: target.map_or(0, |target| target.st_size as u64),
-            device: target.map_or(0, |target| target.st_dev),
+            len: target.map_or(0, |target| target.stx_size),
+            device: target.map_or(0, |target| makedev(target.stx_dev_major, target.stx_dev_minor)),
         });
     }
     // Not if the directory can be listed, but not searched.
     let parent = openat(&dir, "..", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok();
     let parent = parent.map(|parent| id_of(&parent.into())).transpose()?;
-    Ok(DirListing { id: id_of(&dir)?, parent, stat: SourceStat::of(&dir)?, entries })
+    let version = Some(DirectoryVersion::of(&dir)?);
+    Ok(DirListing { id: id_of(&dir)?, parent, version, stat: SourceStat::of(&dir)?, entries })
 }

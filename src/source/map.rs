@@ -2,6 +2,7 @@
 
 use super::error::is_out_of_descriptors;
 use super::info::span_of_runs;
+use super::opened::note_opened;
 use super::page_cache::PageCache;
 use super::pool::PooledFile;
 use super::resident::ResidentBits;
@@ -56,6 +57,7 @@ impl OpenFile {
         let version = match known {
             None => {
                 let stat = SourceStat::of(&file).map_err(io)?;
+                note_opened(path, status.id);
                 let (path, id) = (Some(path.to_owned()), Some(status.id));
                 let info = SourceInfo { len: status.len, stat, path, id, version: None, ends: None };
                 Arc::new(FileVersion::new(name.to_owned(), info, status))

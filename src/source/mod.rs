@@ -11,6 +11,7 @@ mod local;
 mod location;
 mod map;
 mod memory;
+mod opened;
 mod page_cache;
 pub mod pins;
 mod pool;
@@ -33,13 +34,13 @@ pub use file::{MappedFile, limit_open_files};
 pub use filled::{FillProcess, OpenFetched};
 pub use info::{SourceInfo, each_run, indices, span_of_runs};
 pub use local::{
-    announce, device_at, exists, is_dir, len_at, list_dir, modified_at, open_beneath, open_local, stat_at,
+    announce, device_at, exists, is_dir, len_at, list_dir, modified_at, open_beneath, open_local, stat_at, was_always,
 };
 pub use location::Location;
 pub use map::limit_maps;
 pub use memory::{MemorySource, ZeroSource};
 pub use resolve::put_off_limits;
-pub use stat::{FileId, SourceStat};
+pub use stat::{DirectoryVersion, FileId, SourceStat};
 pub use traversal::{Directories, Traversal, TraversalBase};
 pub use tree::{DirListing, FIRST_TREE, ListedEntry, ListedKind, SourceTree, TreePath, is_tree};
 

@@ -1,5 +1,6 @@
 //! Owner and permissions of files and directories, and the permissions that several of them have in common.
 
+use rustix::fs::{AtFlags, StatxFlags, statx};
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -11,6 +12,31 @@ pub(super) const ACL: &str = "system.posix_acl_access";
 
 /// Device and inode number of a file.
 pub type FileId = (u64, u64);
+
+/// The number of an open file or directory.
+pub(super) fn id_of(file: &File) -> io::Result<FileId> {
+    let metadata = file.metadata()?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+/// Identifies a directory. A number alone may later be that of another directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirectoryVersion {
+    pub id: FileId,
+    owner: (u32, u32),
+    mode: u32,
+    /// When it was made, in seconds and nanoseconds since 1970. Zeros on file systems that do not know.
+    born: (i64, u32),
+}
+
+impl DirectoryVersion {
+    pub(super) fn of(dir: &File) -> io::Result<Self> {
+        let found = statx(dir, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
+        let born = (found.stx_btime.tv_sec, found.stx_btime.tv_nsec);
+        let owner = (found.stx_uid, found.stx_gid);
+        Ok(Self { id: id_of(dir)?, owner, mode: found.stx_mode.into(), born })
+    }
+}
 
 /// Owner, permissions and times: the attributes that the files of a mount inherit from a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

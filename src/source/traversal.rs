@@ -3,18 +3,19 @@
 //! Another process may exchange names at any time, for directories or symlinks. So each directory is opened in the one
 //! before, and what a path leads to is known by its number, which callers compare with that of the file they opened.
 
+use super::opened::was_always;
 use super::resolve::{LINKS_MAX, check_limits, push_components};
-use super::stat::ACL;
-use super::{FileId, Location, SourceStat};
+use super::stat::{ACL, id_of};
+use super::{DirListing, DirectoryVersion, FileId, Location, SourceStat};
 use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Directories and their permissions. The sandbox may not allow reading the access control list of a directory later,
@@ -22,8 +23,10 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Default, Clone)]
 pub struct Directories {
     stats: HashMap<FileId, SourceStat>,
+    /// The absolute path of the first directory that was added. The others are below it.
+    top: Option<PathBuf>,
     /// The directories that were listed, by their absolute paths.
-    listed: HashMap<PathBuf, FileId>,
+    listed: HashMap<PathBuf, DirectoryVersion>,
 }
 
 /// A directory from which paths start. They lead to files below it, or through symlinks to files elsewhere.
@@ -40,8 +43,10 @@ pub struct LocalBase<'d> {
     /// The absolute path of the directory.
     path: PathBuf,
     reached: ReachedPath,
-    /// The numbers of the directory and of those above it.
+    /// The numbers of the directories that do not count: the directory and those above it.
     above: Vec<FileId>,
+    /// The last device that was found not to be off limits.
+    allowed: Cell<Option<u64>>,
 }
 
 /// The directories between a directory and a file.
@@ -54,26 +59,35 @@ pub struct Traversal {
 }
 
 impl Directories {
-    /// Adds the directory at `location`, which was listed. If another one takes its place later, it is no base.
-    pub fn add(&mut self, location: &Location, id: FileId, stat: SourceStat) {
-        self.stats.insert(id, stat);
+    /// Adds the directory at `location`, which was listed. If another one takes its place later,
+    /// paths from it count from the first directory that was added, with all directories on the way.
+    pub fn add(&mut self, location: &Location, listing: &DirListing) {
+        self.stats.insert(listing.id, listing.stat);
+        if let Some(version) = listing.version {
+            self.add_version(location, version);
+        }
+    }
+
+    fn add_version(&mut self, location: &Location, version: DirectoryVersion) {
         if let Some(Ok(path)) = location.path().map(absolute) {
-            self.listed.insert(path, id);
+            self.top.get_or_insert_with(|| path.clone());
+            self.listed.insert(path, version);
         }
     }
 
     /// As [`Directories::add`], for a directory that was not listed.
     pub fn add_base(&mut self, location: &Location) -> io::Result<()> {
-        let base = self.base(location)?;
-        if let (Some(id), stat) = (base.id(), base.stat()?) {
-            self.add(location, id, stat);
-        }
+        let TraversalBase::Local(base) = self.base(location)? else { return Ok(()) };
+        let (id, stat) = (base.reached.id, self.stat(&base.reached.file, base.reached.id)?);
+        let version = DirectoryVersion::of(&base.reached.file)?;
+        self.stats.insert(id, stat);
+        self.add_version(location, version);
         Ok(())
     }
 
     /// The number of the directory that was listed at `location`.
     pub fn listed(&self, location: &Location) -> Option<FileId> {
-        self.listed.get(&absolute(location.path()?).ok()?).copied()
+        self.listed.get(&absolute(location.path()?).ok()?).map(|listed| listed.id)
     }
 
     /// Adds the directories on the paths from the directory `from` to each of `to`.
@@ -94,7 +108,7 @@ impl Directories {
         }
     }
 
-    /// The directory at `from`. Fails if another one was listed there.
+    /// The directory at `from`, or the first one that was added, if another directory was listed at `from`.
     pub fn base(&self, from: &Location) -> io::Result<TraversalBase<'_>> {
         match from {
             Location::Local(path) => self.local_base(path).map(TraversalBase::Local),
@@ -103,17 +117,27 @@ impl Directories {
     }
 
     fn local_base(&self, path: &Path) -> io::Result<LocalBase<'_>> {
-        let path = absolute(path)?;
-        let reached = ReachedPath::root()?.follow(&path, &mut |_, _| Ok(()))?;
-        if self.listed.get(&path).is_some_and(|listed| *listed != reached.id) {
-            return Err(io::Error::other("another directory than the one that was listed; mount it again"));
-        }
-        let above = directories_above(&reached.file)?;
-        Ok(LocalBase { dirs: self, path, reached, above })
+        let (path, allowed) = (absolute(path)?, Cell::default());
+        let reached = ReachedPath::root()?.follow(&path, &allowed, &mut |_, _| Ok(()))?;
+        let is_other = match self.listed.get(&path) {
+            Some(listed) => *listed != DirectoryVersion::of(&reached.file)?,
+            None => false,
+        };
+        let above = match &self.top {
+            // In the mount, its folder has the permissions of another directory.
+            Some(top) if is_other && *top != path => return self.local_base(top),
+            _ if is_other => Vec::new(),
+            _ => directories_above(&reached.file)?,
+        };
+        Ok(LocalBase { dirs: self, path, reached, above, allowed })
     }
 
     fn stat(&self, dir: &File, id: FileId) -> io::Result<SourceStat> {
-        self.stats.get(&id).map_or_else(|| directory_stat(dir), |known| Ok(*known))
+        match self.stats.get(&id) {
+            // It may be another directory, which got the number of one that is gone.
+            Some(known) => Ok(known.and(SourceStat::new(&dir.metadata()?, Ok(None)))),
+            None => directory_stat(dir),
+        }
     }
 }
 
@@ -149,7 +173,8 @@ impl TraversalBase<'_> {
         }
     }
 
-    /// Whether a file lies in the directory or below it, after following symlinks.
+    /// Whether a file lies in the directory or below it, after following symlinks, and no other file was opened under
+    /// its name: what was read then lies there too.
     pub fn holds(&self, file: &Location) -> io::Result<bool> {
         match (self, file.path()) {
             (Self::Local(base), Some(file)) => base.holds(file),
@@ -178,14 +203,15 @@ impl LocalBase<'_> {
             dir = last.try_clone()?;
             Ok(())
         })?;
-        Ok(reached.id == self.reached.id || directories_above(&dir)?.contains(&self.reached.id))
+        let is_inside = reached.id == self.reached.id || directories_above(&dir)?.contains(&self.reached.id);
+        Ok(is_inside && was_always(file, Some(reached.id)))
     }
 
     /// Passes the directories on the path to `to` to `visit`, in which some may be repeated.
     fn walk(&self, to: &Path, visit: &mut VisitDirectory) -> io::Result<ReachedPath> {
         let to = absolute(to)?;
         let below = to.strip_prefix(&self.path).map_err(io::Error::other)?;
-        self.reached.follow(below, visit)
+        self.reached.follow(below, &self.allowed, visit)
     }
 }
 
@@ -218,11 +244,11 @@ impl ReachedPath {
         Ok(Self { id: id_of(&file)?, file, real })
     }
 
-    /// Follows `path` from this directory, and symlinks on the way, without entering what is off limits. Passes each
-    /// directory in which a name is looked up to `visit`.
-    fn follow(&self, path: &Path, visit: &mut VisitDirectory) -> io::Result<Self> {
+    /// Follows `path` from this directory, and symlinks on the way, without entering what is off limits; see
+    /// [`check_limits`] for `allowed`. Passes each directory in which a name is looked up to `visit`.
+    fn follow(&self, path: &Path, allowed: &Cell<Option<u64>>, visit: &mut VisitDirectory) -> io::Result<Self> {
         let mut reached = Self { file: self.file.try_clone()?, id: self.id, real: self.real.clone() };
-        let (mut ahead, mut links, mut allowed) = (Vec::new(), 0, None);
+        let (mut ahead, mut links) = (Vec::new(), 0);
         push_components(&mut ahead, path);
         while let Some(name) = ahead.pop() {
             visit(&reached.file, reached.id)?;
@@ -230,7 +256,9 @@ impl ReachedPath {
             if name == ".." {
                 real = reached.real.parent().unwrap_or(&reached.real).to_owned();
             }
-            check_limits(&reached.file, &name, &real, &mut allowed)?;
+            let mut device = allowed.get();
+            check_limits(&reached.file, &name, &real, &mut device)?;
+            allowed.set(device);
             match readlinkat(&reached.file, &name, Vec::new()) {
                 Ok(_) if links == LINKS_MAX => return Err(Errno::LOOP.into()),
                 Ok(target) => {
@@ -249,11 +277,6 @@ impl ReachedPath {
 fn absolute(path: &Path) -> io::Result<PathBuf> {
     // The parent of a bare file name is empty.
     std::path::absolute(Path::new(".").join(path))
-}
-
-pub(super) fn id_of(file: &File) -> io::Result<FileId> {
-    let metadata = file.metadata()?;
-    Ok((metadata.dev(), metadata.ino()))
 }
 
 /// The numbers of a directory and of those above it.
@@ -331,17 +354,42 @@ mod tests {
     }
 
     #[test]
-    fn directory_that_was_exchanged_for_another_is_no_base() {
+    fn directory_in_the_place_of_a_listed_one_counts_with_those_on_the_way() {
         let scene = tempfile::tempdir().unwrap();
-        let [a, b] = ["a", "b"].map(|name| scene.path().join(name));
-        fs::create_dir(&a).unwrap();
-        fs::create_dir(&b).unwrap();
-        let (location, mut dirs) = (Location::from(a.clone()), Directories::default());
-        dirs.add_base(&location).unwrap();
-        assert_eq!(dirs.listed(&location), dirs.base(&location).unwrap().id());
-        fs::rename(&a, scene.path().join("c")).unwrap();
-        fs::rename(&b, &a).unwrap();
-        let error = dirs.base(&location).unwrap_err().to_string();
-        assert_eq!(error, "another directory than the one that was listed; mount it again");
+        let path = |name: &str| scene.path().join(name);
+        let make = |name: &str, mode: u32| {
+            fs::create_dir(path(name)).unwrap();
+            fs::set_permissions(path(name), Permissions::from_mode(mode)).unwrap();
+        };
+        for name in ["top", "top/a", "top/a/b"] {
+            make(name, 0o755);
+        }
+        let mut dirs = Directories::default();
+        for name in ["top", "top/a", "top/a/b"] {
+            dirs.add_base(&path(name).into()).unwrap();
+        }
+        let needed = |name: &str| {
+            let base = dirs.base(&path(name).into()).unwrap();
+            let found = base.traverse(&path("top/a/b/file").into()).unwrap();
+            (base.id() == dirs.listed(&path(name).into()), found.stat.map(|stat| stat.mode))
+        };
+        fs::write(path("top/a/b/file"), "").unwrap();
+        assert_eq!(["top", "top/a", "top/a/b"].map(needed), [(true, Some(0o777)), (true, Some(0o777)), (true, None)]);
+        // A directory that was listed has other permissions now, or another one has its number.
+        fs::set_permissions(path("top/a/b"), Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(needed("top/a").1, Some(0o700));
+        assert_eq!(needed("top/a/b"), (false, Some(0o700)));
+        // Another directory.
+        fs::rename(path("top/a/b"), path("c")).unwrap();
+        make("top/a/b", 0o755);
+        fs::write(path("top/a/b/file"), "").unwrap();
+        assert_eq!(needed("top/a/b"), (false, Some(0o777)));
+        fs::rename(path("top"), path("d")).unwrap();
+        for name in ["top", "top/a", "top/a/b"] {
+            make(name, 0o711);
+        }
+        fs::write(path("top/a/b/file"), "").unwrap();
+        fs::set_permissions(path("top"), Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(needed("top"), (false, Some(0o700)));
     }
 }

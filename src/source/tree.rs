@@ -1,6 +1,6 @@
 //! Files that are not on this machine, such as those of a repository on a server, and paths to them.
 
-use super::{Error, FileId, Source, SourceStat};
+use super::{DirectoryVersion, Error, FileId, Source, SourceStat};
 use std::ffi::OsString;
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -57,6 +57,8 @@ pub struct DirListing {
     pub id: FileId,
     /// Identifies the directory that holds it, if that is known. In a tree it is not.
     pub parent: Option<FileId>,
+    /// `None` in a tree, where directories do not change.
+    pub version: Option<DirectoryVersion>,
     pub stat: SourceStat,
     /// In no particular order.
     pub entries: Vec<ListedEntry>,

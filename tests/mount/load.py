@@ -112,6 +112,16 @@ def lay_out_metadata(to, metadata):
         write(to / "metadata" / encode(key), value)
 
 
+def aligned(tensors):
+    """The tensors in their order, or if one of them is not aligned to its elements then, larger elements first."""
+    at = 0
+    for tensor in tensors:
+        if tensor.raw and at % max(width(tensor.dtype) // 8, 1):
+            return sorted(tensors, key=lambda tensor: -width(tensor.dtype))
+        at += len(tensor.raw)
+    return tensors
+
+
 def lay_out(to, source, tensors, metadata):
     """Writes the expected files that every kind of model has."""
     lay_out_tensors(to, tensors)
@@ -123,12 +133,15 @@ def lay_out(to, source, tensors, metadata):
         os.link(to / "tensors" / encode(tensor.name), path)
     lay_out_metadata(to, metadata)
     for name, kept in [(f"{to.name}-whole", metadata), (f"{to.name}-clean", None)]:
-        write(to / "export" / f"{name}.safetensors", file_of(header(tensors, kept), tensors, 4096))
+        ordered = aligned(tensors)
+        write(to / "export" / f"{name}.safetensors", file_of(header(ordered, kept), ordered, 4096))
     for dtype in ("BF16", "F32"):
         floats = [Tensor(t.name, *convert(t, dtype)) for t in tensors]
         # Those with larger elements come first, if a tensor has to be converted.
         if any(a.dtype != b.dtype for a, b in zip(floats, tensors)):
             floats.sort(key=lambda tensor: -width(tensor.dtype))
+        else:
+            floats = aligned(floats)
         name = f"{to.name}-{dtype.lower()}.safetensors"
         write(to / "export" / name, file_of(header(floats, metadata), floats, 4096))
     lines = [tensor.facts() | {"file": f"tensors/{encode(tensor.name)}"} | tensor.location for tensor in tensors]

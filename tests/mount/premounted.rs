@@ -125,7 +125,8 @@ fn user_serves_a_mount_in_a_user_namespace() {
 fn mount_fuse3_passes_its_mount() {
     require_root!();
     let scene = scene();
-    scene.ok("mkdir helpers && cp -P bin/* helpers");
+    // The files beside the model are looked for in the directory of the mount point, which does not answer yet.
+    scene.ok("mkdir helpers && cp -P bin/* helpers && echo '{}' >config.json");
     // mount(8) looks for helpers only in /sbin. It runs mount.fuse3, which mounts, drops its privileges, and runs the
     // program with the same options.
     let sbin = "sbin=$(readlink -f /sbin)\nmount -t overlay o -o lowerdir=$PWD/helpers:$sbin $sbin";
@@ -134,7 +135,7 @@ fn mount_fuse3_passes_its_mount() {
     namespace.ok(line);
     let mounts = namespace.mounts();
     assert!(mounts.len() == 1 && mounts[0].contains(",allow_other"), "{mounts:?}");
-    namespace.ok("(cd mnt && sha256sum --quiet -c SHA256SUMS) && umount mnt");
+    namespace.ok("(cd mnt && sha256sum --quiet -c SHA256SUMS) && cmp config.json mnt/files/config.json && umount mnt");
     scene.wait_for_end();
 }
 

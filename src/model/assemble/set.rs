@@ -5,12 +5,13 @@ use crate::model::error::{Error, LENIENT};
 use crate::model::header;
 use crate::model::linked::is_below;
 use crate::model::table::{DescribingFile, Shard};
-use crate::source::{self, FileId, Location};
+use crate::source::{self, FileId, Location, Source};
 use crate::text::quote;
 use crate::threads;
 use std::borrow::Cow;
 use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 /// Maximum size of an index or manifest, in bytes: five times the size of the index of half a million tensors.
 pub(in crate::model) const LIST_MAX: u64 = 300 << 20;
@@ -273,6 +274,12 @@ pub(super) fn keep_one_each(
 
 /// Reads the whole index or manifest at `location`, of at most `max` bytes. Also returns what it was.
 pub(in crate::model) fn read_list(location: &Location, max: u64) -> Result<(Vec<u8>, DescribingFile), Error> {
+    let (text, source) = read_source(location, max)?;
+    Ok((text, DescribingFile { location: location.clone(), id: source.id(), stat: source.stat() }))
+}
+
+/// As [`read_list`], with the open file.
+pub(super) fn read_source(location: &Location, max: u64) -> Result<(Vec<u8>, Arc<dyn Source>), Error> {
     let source = source::open_local(location)?;
     if source.len() > max {
         return Err(Error::of_set(location, format!("{} bytes long; at most {max} are read", source.len())));
@@ -280,7 +287,7 @@ pub(in crate::model) fn read_list(location: &Location, max: u64) -> Result<(Vec<
     let mut text = vec![0; source.len() as usize];
     source.read_exact_at(&mut text, 0)?;
     text.drain(..text.len() - without_mark(&text).len());
-    Ok((text, DescribingFile { location: location.clone(), id: source.id(), stat: source.stat() }))
+    Ok((text, source))
 }
 
 /// A text without the byte order mark that editors of Windows write before it.

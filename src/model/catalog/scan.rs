@@ -5,7 +5,7 @@
 use super::names::FolderNames;
 use super::{Catalog, CatalogFolder, FolderItem, FoundModel, NamedItem};
 use crate::format::{self, ParseMode};
-use crate::model::access::needed_for;
+use crate::model::access::{NOBODY, needed_for};
 use crate::model::assemble::numbered::NumberedName;
 use crate::model::assemble::split::SplitName;
 use crate::model::assemble::{self, dataset, index, ollama};
@@ -131,19 +131,20 @@ impl CatalogScan {
 
     /// Scans a directory in the folder `parent` and returns its item.
     fn directory(&mut self, location: &Location, parent: FolderId, is_link: bool) -> Result<FolderItem, TooMany> {
-        let source::DirListing { id, parent: above, stat, mut entries } = match source::list_dir(location) {
+        let mut listing = match source::list_dir(location) {
             Ok(listing) => listing,
             Err(error) => return Ok(self.unreadable(listing_fault(location, error), parent)),
         };
+        let (id, stat, mut entries) = (listing.id, listing.stat, std::mem::take(&mut listing.entries));
         let holder = self.catalog.dirs.listed(&location.parent());
-        if !is_link && above.is_some() && holder.is_some() && above != holder {
+        if !is_link && listing.parent.is_some() && holder.is_some() && listing.parent != holder {
             return Ok(self.unreadable(format!("{location}: replaced while it was listed; mount it again"), parent));
         }
         if self.shown.contains_key(&id) {
             return Ok(self.link(location));
         }
         self.shown.insert(id, self.shown.len());
-        self.catalog.dirs.add(location, id, stat);
+        self.catalog.dirs.add(location, &listing);
         if self.depth == DEPTH_MAX {
             return Ok(self.unreadable(format!("{location}: folders are nested too deeply"), parent));
         }
@@ -177,7 +178,7 @@ impl CatalogScan {
                 // In the mount, the folder does not lie below the directories on the path of the link, so it also gets
                 // their restrictions.
                 let dirs = &self.catalog.dirs;
-                let needed = needed_for(&dirs.base(&dir), location, dirs.listed(location));
+                let needed = needed_for(&dirs.base(&dir), location, dirs.listed(location)).unwrap_or(Some(NOBODY));
                 let folder = &mut self.catalog.folders[folder.index()];
                 folder.stat = needed.map_or(folder.stat, |needed| folder.stat.and(needed));
             }

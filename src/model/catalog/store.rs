@@ -44,7 +44,7 @@ impl CatalogScan {
         let (mut found, mut listed, mut ahead) = (Vec::new(), Vec::new(), vec![Vec::new()]);
         while let Some(parts) = ahead.pop() {
             let dir = parts.iter().fold(store.join(ollama::MANIFESTS), |dir: Location, part: &OsString| dir.join(part));
-            let source::DirListing { id, stat, entries, .. } = match source::list_dir(&dir) {
+            let mut listing = match source::list_dir(&dir) {
                 Ok(listing) => listing,
                 Err(error) => {
                     let item = self.unreadable(listing_fault(&dir, error), folder);
@@ -53,9 +53,12 @@ impl CatalogScan {
                     continue;
                 }
             };
-            self.catalog.dirs.add(&dir, id, stat);
-            self.count(entries.len())?;
-            for entry in entries.into_iter().filter(|entry| !entry.name.as_bytes().starts_with(b".")) {
+            self.catalog.dirs.add(&dir, &listing);
+            self.count(listing.entries.len())?;
+            for entry in std::mem::take(&mut listing.entries)
+                .into_iter()
+                .filter(|entry| !entry.name.as_bytes().starts_with(b"."))
+            {
                 let is_dir = entry.kind == ListedKind::Dir;
                 let parts: Vec<OsString> = parts.iter().cloned().chain([entry.name]).collect();
                 match <[OsString; ollama::PARTS]>::try_from(parts) {
@@ -124,7 +127,8 @@ impl CatalogScan {
     ) -> SourceStat {
         let dirs = &mut self.catalog.dirs;
         dirs.add_paths(store, [location]);
-        needed_for(&dirs.base(store), location, id).map_or(own, |needed| own.and(needed))
+        let needed = needed_for(&dirs.base(store), location, id).unwrap_or(Some(NOBODY));
+        needed.map_or(own, |needed| own.and(needed))
     }
 
     /// As [`CatalogScan::reached`], for a directory.
@@ -138,7 +142,11 @@ impl CatalogScan {
         let read = manifest.read();
         let found = match &read {
             Ok((_, file)) => Ok((file.id, file.stat)),
-            Err(_) => source::stat_at(location),
+            // The reason may quote a file that was read before.
+            Err(_) => source::stat_at(location).map(|(id, stat)| match source::was_always(location, id) {
+                true => (id, stat),
+                false => (id, NOBODY),
+            }),
         };
         let (id, stat) = match found {
             Ok(found) => found,

@@ -12,8 +12,8 @@ use crate::model::assembled::TensorAssembly;
 use crate::model::error::Error;
 use crate::model::ids::{ShardId, TensorId};
 use crate::model::quiet::QuietValue;
-use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind};
-use crate::source::{self, Location};
+use crate::model::table::{DescribingFile, Model, ModelAccess, ModelForm, NoteKind};
+use crate::source::Location;
 use crate::text::{brackets, quote};
 use crate::units::plural;
 use manifest::ListedShard;
@@ -43,7 +43,7 @@ const FORM: ModelForm = ModelForm {
 
 /// Opens all shards that the manifest at `location` names, and joins their tensors to arrays.
 pub(in crate::model) fn open_dataset(location: &Location, mode: ParseMode) -> Result<Model, Error> {
-    let (text, described_by) = set::read_list(location, LIST_MAX)?;
+    let (text, source) = set::read_source(location, LIST_MAX)?;
     let (manifest, ShardSet { names, homes, shards, unopened, mut mismatches }) =
         set::open_shards(location, mode, |names| {
             let manifest = manifest::read_manifest(&text)?;
@@ -62,8 +62,8 @@ pub(in crate::model) fn open_dataset(location: &Location, mode: ParseMode) -> Re
     let tensor_list = model.location.parent().join(TENSOR_LIST);
     let facts = &mut model.facts;
     (facts.description, facts.unopened, facts.tensor_list) = (description, unopened, Some(tensor_list));
-    facts.described_by.push(described_by);
-    facts.documents.push((MANIFEST, source::open_local(location)?));
+    facts.described_by.push(DescribingFile { location: location.clone(), id: source.id(), stat: source.stat() });
+    facts.documents.push((MANIFEST, source));
     // Shards are numbered by name, and joined in the order of the manifest.
     let shards: Vec<ListedShard> = names.iter().map(|name| &name[..]).zip(homes).collect();
     let first_joined = join(&mut model, &shards, &mut mismatches).map_err(|fault| Error::of_set(location, fault))?;
