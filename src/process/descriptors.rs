@@ -8,7 +8,8 @@ use nix::sys::socket::{AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, S
 use nix::sys::stat::makedev;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, IoSliceMut, Read, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -27,16 +28,28 @@ pub fn close_others(kept: &[RawFd]) {
     }
 }
 
-/// Closes all descriptors of /dev/fuse, and ends the process. A thread that hangs in a read of a source cannot be ended
-/// and keeps the descriptors of the process open: readers of the mount would wait as long as the source hangs.
+/// Gives up all descriptors of /dev/fuse, and ends the process. A thread that hangs in a read of a source cannot be
+/// ended and keeps the descriptors of the process open: readers of the mount would wait as long as the source hangs.
 pub fn disconnect_and_exit() -> ! {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft.min(1 << 16));
+    let pipe = io::pipe();
     for descriptor in 3..limit as RawFd {
         if duplicate(descriptor).is_ok_and(|copy| is_fuse(File::from(copy))) {
-            let _ = nix::unistd::close(descriptor);
+            match &pipe {
+                Ok((reader, _)) => lead_to(descriptor, reader),
+                Err(_) => _ = nix::unistd::close(descriptor),
+            }
         }
     }
     std::process::exit(0)
+}
+
+/// Lets a descriptor, which another thread owns and may close at this moment, lead to another file.
+fn lead_to(descriptor: RawFd, file: impl AsFd) {
+    // SAFETY: the descriptor is not closed here, and stays that of its owner.
+    #[allow(unsafe_code)]
+    let mut owned = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(descriptor) });
+    let _ = nix::unistd::dup2(file, &mut owned);
 }
 
 /// Whether a file is /dev/fuse. Its attributes are queried only if it can be written to, which a source cannot: those
