@@ -1,4 +1,4 @@
-//! An array whose elements do not lie in C order, as a source in which they do.
+//! An array whose elements are gathered, as a source in which they lie in C order.
 
 use super::extents::TakeRun;
 use super::request::Error;
@@ -13,14 +13,15 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct GatheredSource {
     array: StridedData,
-    /// As that of the file, with the size of the array, and without a path, because no path leads to these bytes.
+    /// As that of the first file, with the size of the array, and without a path, because no path leads to these bytes.
     info: SourceInfo,
 }
 
 impl GatheredSource {
+    /// The array must have a place.
     pub fn new(array: StridedData) -> Self {
-        let info = SourceInfo { len: array.layout.nbytes(), path: None, ends: None, ..array.source.info().clone() };
-        Self { array, info }
+        let (len, file) = (array.layout.nbytes(), array.places[0].source.info());
+        Self { info: SourceInfo { len, path: None, ends: None, ..file.clone() }, array }
     }
 
     /// Passes the runs of the file that a range needs to `take`, until it fails.
@@ -39,7 +40,7 @@ impl Source for GatheredSource {
         let len = indices(&range, self.info.len)?.len();
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(|_| {
-            let path = self.array.source.path().unwrap_or(Path::new("")).to_owned();
+            let path = self.array.places[0].source.path().unwrap_or(Path::new("")).to_owned();
             source::Error::Io { path, error: Errno::ENOMEM.into() }
         })?;
         bytes.resize(len, 0);
@@ -53,7 +54,7 @@ impl Source for GatheredSource {
     }
 
     fn verify(&self) -> Result<(), source::Error> {
-        self.array.source.verify()
+        self.array.places.iter().try_for_each(|place| place.source.verify())
     }
 
     fn is_gathered(&self) -> bool {

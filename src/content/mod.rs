@@ -3,6 +3,7 @@
 //! A content owns its sources and borrows nothing from the tree, so it can be sent to another thread and outlive the
 //! tree. It is created on demand and not stored.
 
+mod boxes;
 mod decoder;
 mod deferred;
 mod extents;
@@ -12,13 +13,14 @@ mod request;
 mod segment;
 mod strided;
 
+pub use boxes::{ArrayBox, BoxFault};
 pub use decoder::{BlockDecoder, SecondStep};
 pub use deferred::DeferredFile;
 pub use extents::{Extent, Extents, SourceRun, Sources, TakeRun};
 pub use gathered::GatheredSource;
 pub use request::{Error, ReadRequest, ResultId, WaitFor, WaitResource, reserve, running_max, zeroed};
 pub use segment::{DecodedData, GeneratedBytes, Segment, SegmentSeries, TakeSegment};
-pub use strided::{StridedData, StridedLayout};
+pub use strided::{ArrayPlace, StridedData, StridedLayout};
 
 use crate::source::{Bytes, Source};
 use smallvec::SmallVec;

@@ -9,6 +9,7 @@ use super::request::Error;
 use super::strided::{CopySpan, StridedData, StridedLayout};
 use crate::kept::KeptValues;
 use crate::source::{self, Source};
+use smallvec::SmallVec;
 use std::ops::{Range, RangeInclusive};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
 
@@ -38,8 +39,9 @@ const PANEL_READ_MAX: u64 = 2 << 10;
 static PANELS: LazyLock<KeptValues<PanelKey, Arc<GatheredPanel>>> =
     LazyLock::new(|| KeptValues::new(PANELS_MAX, |panel| panel.len));
 
-/// Identifies a panel: the address of the source, the start of the array there, its layout, the number of the panel.
-type PanelKey = (usize, u64, Arc<StridedLayout>, u64);
+/// Identifies a panel: the address of each source and the start of the array there, the layout of the array, and the
+/// number of the panel.
+type PanelKey = (SmallVec<[(usize, u64); 1]>, Arc<StridedLayout>, u64);
 
 /// A range of an array that is gathered at once.
 #[derive(Debug)]
@@ -49,8 +51,8 @@ struct GatheredPanel {
     bytes: OnceLock<Box<[u8]>>,
     /// Locked while the bytes are gathered, so that other readers wait for them and do not gather them too.
     gate: Mutex<()>,
-    /// As long as this exists, no other source has the same address.
-    _source: Weak<dyn Source>,
+    /// As long as these exist, no other source has the same address.
+    _sources: SmallVec<[Weak<dyn Source>; 1]>,
 }
 
 impl StridedData {
@@ -102,7 +104,7 @@ impl StridedData {
         }
         let most = len / PANEL_READ_MAX;
         let mut reads = 0;
-        let count = &mut |span: CopySpan| {
+        let count = &mut |_, span: CopySpan| {
             reads += span.reads;
             if reads > most { Err(()) } else { Ok(()) }
         };
@@ -130,14 +132,16 @@ impl StridedData {
     }
 
     fn key(&self, number: u64) -> PanelKey {
-        (Arc::as_ptr(&self.source).addr(), self.range.start, self.layout.clone(), number)
+        let places = self.places.iter().map(|place| (Arc::as_ptr(&place.source).addr(), place.start));
+        (places.collect(), self.layout.clone(), number)
     }
 
     /// A panel, which is gathered unless it was, or there is no memory for it.
     fn panel(&self, number: u64, range: &Range<u64>) -> Result<Arc<GatheredPanel>, source::Error> {
         let len = (range.end - range.start) as usize;
-        let (bytes, gate, _source) = (OnceLock::new(), Mutex::new(()), Arc::downgrade(&self.source));
-        let panel = PANELS.find_or_keep(self.key(number), Arc::new(GatheredPanel { len, bytes, gate, _source }));
+        let _sources = self.places.iter().map(|place| Arc::downgrade(&place.source)).collect();
+        let (bytes, gate) = Default::default();
+        let panel = PANELS.find_or_keep(self.key(number), Arc::new(GatheredPanel { len, bytes, gate, _sources }));
         if panel.bytes.get().is_some() {
             return Ok(panel);
         }

@@ -1,27 +1,41 @@
-//! Arrays whose elements do not lie in C order in a source, or whose numbers have their bytes in reverse order. They
-//! are presented in C order and little-endian order: each range of bytes is gathered from the places that it needs.
+//! Arrays whose elements do not lie in C order in a source, whose numbers have their bytes in reverse order, or which
+//! are made of boxes in several sources. They are presented in C order and little-endian order: each range of bytes is
+//! gathered from the places that it needs.
 
+use super::boxes::{ArrayBox, BoxFault, check_cover};
 use super::extents::TakeRun;
 use super::request::Error;
 use crate::source::{self, Source};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// An array in a source. Its elements are gathered when they are read.
+/// An array in one or several sources. Its elements are gathered when they are read.
 #[derive(Debug, Clone)]
 pub struct StridedData {
-    pub source: Arc<dyn Source>,
-    /// In bytes from the start of the source: from the first element to the end of the last one.
-    pub range: Range<u64>,
+    /// The place of the array, or of each box of it.
+    pub places: SmallVec<[ArrayPlace; 1]>,
     pub layout: Arc<StridedLayout>,
 }
 
-/// The places of the elements of an array, and the order of their bytes.
+/// Where the elements of an array, or of a box of it, begin.
+#[derive(Debug, Clone)]
+pub struct ArrayPlace {
+    pub source: Arc<dyn Source>,
+    /// In bytes from the start of the source.
+    pub start: u64,
+}
+
+/// The distances of the elements of an array in its places, and the order of their bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StridedLayout {
-    /// Outermost first, without dimensions of one element. Dimensions that form one run of elements are merged.
+    /// Outermost first. For an array of boxes, those of its shape, with the strides of C order. For others, without
+    /// dimensions of one element, and with those merged that form one run of elements.
     pub(super) dims: Dims,
+    /// The boxes of an array that has several, sorted by their offsets; each has its own place.
+    boxes: Box<[ArrayBox]>,
+    /// The largest number of rows of a box.
+    box_rows: u64,
     len: u64,
     /// Size of an element in bytes.
     pub(super) size: usize,
@@ -32,9 +46,9 @@ pub struct StridedLayout {
 /// A dimension. Distances are in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct StridedDim {
-    len: u64,
+    pub(super) len: u64,
     /// Distance of neighbours in the source.
-    stride: u64,
+    pub(super) stride: u64,
     /// Distance of neighbours in C order.
     pub(super) out: u64,
 }
@@ -76,20 +90,17 @@ impl StridedLayout {
     ///
     /// The size of the array, and the distance of its last element from the first, must be less than 2^63 bytes.
     pub fn new(shape: &[u64], strides: &[u64], size: usize, word: usize) -> Self {
-        let len = if shape.contains(&0) { 0 } else { shape.iter().fold(1, |len: u64, dim| len.saturating_mul(*dim)) };
-        let (mut dims, mut out) = (Dims::new(), 1u64);
-        for (len, stride) in shape.iter().zip(strides).rev() {
-            match dims.last_mut() {
-                _ if *len == 1 => {}
-                Some(inner) if inner.stride.checked_mul(inner.len) == Some(*stride) => {
-                    inner.len = inner.len.saturating_mul(*len);
-                }
-                _ => dims.push(StridedDim { len: *len, stride: *stride, out }),
-            }
-            out = out.saturating_mul(*len);
-        }
-        dims.reverse();
-        Self { dims, len, size: size.max(1), word: word.max(1) }
+        let (dims, len) = dims(shape, strides);
+        let (boxes, box_rows) = Default::default();
+        Self { dims: merged(dims), boxes, box_rows, len, size: size.max(1), word: word.max(1) }
+    }
+
+    /// The layout of an array that is made of several boxes, which cover it exactly and are sorted.
+    fn of_boxes(shape: &[u64], boxes: Box<[ArrayBox]>, size: usize) -> Self {
+        let (mut dims, len) = dims(shape, shape);
+        dims.iter_mut().for_each(|dim| dim.stride = dim.out);
+        let box_rows = boxes.iter().filter_map(|one| one.shape.first()).copied().max().unwrap_or(0);
+        Self { dims, boxes, box_rows, len, size: size.max(1), word: 1 }
     }
 
     /// Size of the array in bytes.
@@ -97,11 +108,82 @@ impl StridedLayout {
         self.len.saturating_mul(self.size as u64)
     }
 
-    /// Passes everything that must be read for the elements of `range` to `take`.
-    pub(super) fn spans<E>(&self, range: Range<u64>, take: &mut dyn FnMut(CopySpan) -> Result<(), E>) -> Result<(), E> {
+    /// Passes everything that must be read for the elements of `range` to `take`, with the index of its place.
+    pub(super) fn spans<E>(
+        &self,
+        range: Range<u64>,
+        take: &mut dyn FnMut(usize, CopySpan) -> Result<(), E>,
+    ) -> Result<(), E> {
         let size = self.size as u64;
-        split_span(&self.dims, range, 0, 0, &mut |dims, from, out| spans(dims, from, out, size, take))
+        split_span(&self.dims, range, 0, 0, &mut |dims, from, out| match self.boxes.is_empty() {
+            true => spans(dims, from, out, size, &mut |span| take(0, span)),
+            false => self.box_spans(&dims, from, out, take),
+        })
     }
+
+    /// Passes what must be read of the boxes for a part to `take`. The part has the last dimensions of the array.
+    fn box_spans<E>(
+        &self,
+        part: &[StridedDim],
+        mut from: u64,
+        out: u64,
+        take: &mut dyn FnMut(usize, CopySpan) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let lens = std::iter::repeat_n(1, self.dims.len() - part.len()).chain(part.iter().map(|dim| dim.len));
+        let area = self.dims.iter().zip(lens).map(|(dim, len)| {
+            let start = from / dim.out;
+            from -= start * dim.out;
+            start..start + len
+        });
+        let area: SmallVec<[Range<u64>; 4]> = area.collect();
+        let Some(rows) = area.first() else { return Ok(()) };
+        let before = self.boxes.partition_point(|one| one.offsets[0] + self.box_rows <= rows.start);
+        let boxes = self.boxes.iter().enumerate().skip(before).take_while(|(_, one)| one.offsets[0] < rows.end);
+        boxes.into_iter().try_for_each(|(place, one)| {
+            let (mut dims, mut from, mut out) = (Dims::new(), 0, out);
+            for (at, (dim, area)) in self.dims.iter().zip(&area).enumerate() {
+                let here = one.range(at);
+                let both = here.start.max(area.start)..here.end.min(area.end);
+                if both.is_empty() {
+                    return Ok(());
+                }
+                from += (both.start - here.start) * one.strides[at];
+                out += (both.start - area.start) * dim.out;
+                dims.push(StridedDim { len: both.end - both.start, stride: one.strides[at], out: dim.out });
+            }
+            spans(merged(dims), from, out, self.size as u64, &mut |span| take(place, span))
+        })
+    }
+}
+
+/// The dimensions of an array, and the number of its elements.
+fn dims(shape: &[u64], strides: &[u64]) -> (Dims, u64) {
+    let mut out = 1u64;
+    let inner_first = shape.iter().zip(strides).rev().map(|(len, stride)| {
+        let dim = StridedDim { len: *len, stride: *stride, out };
+        out = out.saturating_mul(*len);
+        dim
+    });
+    let mut dims: Dims = inner_first.collect();
+    dims.reverse();
+    (dims, if shape.contains(&0) { 0 } else { out })
+}
+
+/// The same dimensions without those of one element. Neighbours that form one run of elements are merged.
+fn merged(dims: Dims) -> Dims {
+    let mut merged = Dims::new();
+    for dim in dims.into_iter().rev().filter(|dim| dim.len != 1) {
+        match merged.last_mut() {
+            Some(StridedDim { len, stride, out })
+                if stride.checked_mul(*len) == Some(dim.stride) && out.checked_mul(*len) == Some(dim.out) =>
+            {
+                *len = len.saturating_mul(dim.len);
+            }
+            _ => merged.push(dim),
+        }
+    }
+    merged.reverse();
+    merged
 }
 
 /// Passes the parts of an array that make up `range`, given in C order, to `take`. Each part has all elements of its
@@ -259,6 +341,26 @@ fn reverse(bytes: &mut [u8], word: usize) {
 }
 
 impl StridedData {
+    /// An array that lies in one place.
+    pub fn new(source: &Arc<dyn Source>, start: u64, layout: StridedLayout) -> Self {
+        Self { places: smallvec![ArrayPlace { source: source.clone(), start }], layout: Arc::new(layout) }
+    }
+
+    /// An array of this shape that is made of boxes, with elements of `size` bytes. Boxes without elements are left
+    /// out; the others must cover the array exactly. The size of the array, and the distance of the last element of a
+    /// box from its first, must be less than 2^63 bytes.
+    pub fn of_boxes(shape: &[u64], size: usize, mut boxes: Vec<(ArrayBox, ArrayPlace)>) -> Result<Self, BoxFault> {
+        boxes.retain(|(one, _)| !one.shape.contains(&0));
+        boxes.sort_by(|a, b| a.0.offsets.cmp(&b.0.offsets));
+        check_cover(shape, boxes.iter().map(|(one, _)| one))?;
+        let (mut boxes, places): (Vec<ArrayBox>, SmallVec<_>) = boxes.into_iter().unzip();
+        let layout = match &mut boxes[..] {
+            [whole] => StridedLayout::new(shape, &whole.strides, size, 1),
+            _ => StridedLayout::of_boxes(shape, boxes.into(), size),
+        };
+        Ok(Self { places, layout: Arc::new(layout) })
+    }
+
     /// Fills `buf` with the bytes from `offset` on, without a panel.
     pub(super) fn fill_alone(&self, buf: &mut [u8], offset: u64) -> Result<(), source::Error> {
         let size = self.layout.size;
@@ -278,22 +380,23 @@ impl StridedData {
     /// Passes the runs that a part needs to `take`, without panels. Runs with a gap of at most `gap_max` bytes are
     /// passed as one.
     pub(super) fn visit_runs_alone(&self, part: &Range<u64>, gap_max: u64, take: &mut TakeRun) -> Result<(), Error> {
-        let Self { source, range, .. } = self;
         let size = self.layout.size as u64;
-        let mut run: Option<Range<u64>> = None;
-        self.layout.spans(self.elements(part), &mut |span| {
+        let mut run: Option<(usize, Range<u64>)> = None;
+        let mut take = |(place, run): (usize, Range<u64>)| take(&*self.places[place].source, run);
+        self.layout.spans(self.elements(part), &mut |place, span| {
             (0..span.reads).map(|read| span.from + read * span.step).try_for_each(|from| {
-                let next = range.start + from * size..range.start + (from + span.len) * size;
+                let start = self.places[place].start;
+                let next = start + from * size..start + (from + span.len) * size;
                 match &mut run {
-                    Some(run) if run.start <= next.start && next.start <= run.end + gap_max => {
+                    Some((last, run)) if *last == place && (run.start..=run.end + gap_max).contains(&next.start) => {
                         run.end = run.end.max(next.end);
                         Ok(())
                     }
-                    run => run.replace(next).map_or(Ok(()), |run| take(&**source, run)),
+                    run => run.replace((place, next)).map_or(Ok(()), &mut take),
                 }
             })
         })?;
-        run.map_or(Ok(()), |run| take(&**source, run))
+        run.map_or(Ok(()), take)
     }
 
     /// The elements that overlap a range of bytes.
@@ -303,11 +406,12 @@ impl StridedData {
     }
 
     pub(super) fn gather(&self, elements: Range<u64>, out: &mut [u8]) -> Result<(), source::Error> {
-        let Self { source, range, layout } = self;
+        let Self { places, layout } = self;
         let size = layout.size;
         let mut bytes = Vec::new();
-        layout.spans(elements, &mut |span| {
-            let (offset, len) = (range.start + span.from * size as u64, span.len as usize * size);
+        layout.spans(elements, &mut |place, span| {
+            let ArrayPlace { source, start } = &places[place];
+            let (offset, len) = (start + span.from * size as u64, span.len as usize * size);
             if span.reads == 1 && is_run(span.dims) {
                 let to = span.out as usize * size;
                 return source.read_exact_at(&mut out[to..to + len], offset);
@@ -335,8 +439,7 @@ mod tests {
     /// An array of the elements at these places of `bytes`.
     fn array(bytes: &[u8], start: u64, layout: StridedLayout) -> (StridedData, Content) {
         let source: Arc<dyn Source> = Arc::new(MemorySource::new(bytes.to_vec()));
-        let range = start..bytes.len() as u64;
-        let strided = StridedData { source, range, layout: Arc::new(layout) };
+        let strided = StridedData::new(&source, start, layout);
         (strided.clone(), Segment::Strided(strided).into())
     }
 
@@ -450,11 +553,8 @@ mod tests {
         let bytes = noise(4 * (ROWS * 3000) as usize);
         let expected = expected(&bytes, 0, &shape, &strides, 4, 1);
         let source = Arc::new(Counted(MemorySource::new(bytes), AtomicU64::new(0)));
-        let range = 0..source.info().len;
-        let strided = |strides: [u64; 2]| {
-            let layout = Arc::new(StridedLayout::new(&shape, &strides, 4, 1));
-            StridedData { source: source.clone(), range: range.clone(), layout }
-        };
+        let bytes: Arc<dyn Source> = source.clone();
+        let strided = |strides: [u64; 2]| StridedData::new(&bytes, 0, StridedLayout::new(&shape, &strides, 4, 1));
         let transposed = strided(strides);
         let reads = || source.1.swap(0, Ordering::Relaxed);
         // Several readers, each of which reads everything. The last read of each is short, and starts inside of a
@@ -520,7 +620,7 @@ mod tests {
         ];
         for ((shape, strides), range, reads, elements) in cases {
             let (mut count, mut read) = (0, 0);
-            let take = &mut |span: CopySpan| {
+            let take = &mut |_, span: CopySpan| {
                 count += span.reads;
                 read += span.reads * span.len;
                 Ok::<_, ()>(())

@@ -3,7 +3,7 @@
 
 use super::data::{AssembledRuns, TensorData, array_in};
 use super::ids::ShardId;
-use crate::content::{GatheredSource, SourceRun, Sources};
+use crate::content::{GatheredSource, SourceRun, Sources, StridedData};
 use crate::format::{self, Dtype, HeaderBuilder, TensorInfo, TensorTable};
 use crate::source::Source;
 use std::ops::Range;
@@ -17,8 +17,8 @@ pub(super) struct AssembledTensors {
     runs: Arc<[SourceRun]>,
     /// The sources that the runs refer to: the files of the model, and then the tensors that are gathered from them.
     sources: Sources,
-    /// Number of files.
-    files: usize,
+    /// The first file of each gathered tensor.
+    gathered: Box<[ShardId]>,
 }
 
 impl AssembledTensors {
@@ -30,10 +30,13 @@ impl AssembledTensors {
     pub fn tensor(&self, index: usize) -> (TensorInfo<'_>, TensorData<'_>) {
         let info = self.table.tensor(index);
         let part = info.range.clone();
-        let data = TensorData::Assembled(AssembledRuns::new(&self.sources, &self.runs, self.files, part.clone()));
+        let data = TensorData::Assembled(AssembledRuns::new(&self.sources, &self.runs, &self.gathered, part.clone()));
         (TensorInfo { range: 0..part.end - part.start, ..info }, data)
     }
 }
+
+/// A part of a source: the number of a file or of what [`TensorAssembly::stored`] returned, and a range in bytes.
+pub(super) type SourcePart = (usize, Range<u64>);
 
 /// Makes tensors of parts of the files of a model.
 #[derive(Debug)]
@@ -43,8 +46,9 @@ pub(super) struct TensorAssembly {
     /// Size of all runs in bytes.
     len: u64,
     files: Sources,
-    /// Tensors whose elements are gathered, as sources with the numbers after those of the files.
-    gathered: Vec<Arc<dyn Source>>,
+    /// Tensors whose elements are gathered, as sources with the numbers after those of the files, and the first file of
+    /// each.
+    gathered: Vec<(Arc<dyn Source>, ShardId)>,
 }
 
 const TOO_LONG: &str = "it would be too long";
@@ -56,26 +60,35 @@ impl TensorAssembly {
         Self { builder, runs, len: 0, files: files.clone(), gathered }
     }
 
-    /// The data of a stored tensor in C order, as the number of a source and a range there, in bytes.
-    pub fn stored(&mut self, shard: ShardId, tensor: &TensorInfo) -> (usize, Range<u64>) {
+    /// The data of a stored tensor in C order.
+    pub fn stored(&mut self, shard: ShardId, tensor: &TensorInfo) -> SourcePart {
         match array_in(&self.files[shard.index()], tensor) {
             None => (shard.index(), tensor.range.clone()),
-            Some(array) => {
-                self.gathered.push(Arc::new(GatheredSource::new(array)));
-                (self.files.len() + self.gathered.len() - 1, 0..tensor.nbytes())
-            }
+            Some(array) => self.gather(shard, array),
         }
     }
 
-    /// Adds a tensor in C order. `parts` are ranges of sources, in bytes, by the numbers of files or of what
-    /// [`TensorAssembly::stored`] returned; together they have the size of the tensor. The caller has checked that they
-    /// lie inside the sources.
+    /// The data of an array whose elements are gathered. `file` is the one that holds its first elements.
+    pub fn gather(&mut self, file: ShardId, array: StridedData) -> SourcePart {
+        let source = GatheredSource::new(array);
+        let len = source.info().len;
+        self.gathered.push((Arc::new(source), file));
+        (self.files.len() + self.gathered.len() - 1, 0..len)
+    }
+
+    /// The source of a part with this number.
+    pub fn source(&self, number: usize) -> &Arc<dyn Source> {
+        self.files.get(number).unwrap_or_else(|| &self.gathered[number - self.files.len()].0)
+    }
+
+    /// Adds a tensor in C order. `parts` together have the size of the tensor. The caller has checked that they lie
+    /// inside the sources.
     pub fn push(
         &mut self,
         name: &str,
         dtype: Dtype,
         shape: &[u64],
-        parts: impl IntoIterator<Item = (usize, Range<u64>)>,
+        parts: impl IntoIterator<Item = SourcePart>,
     ) -> Result<(), &'static str> {
         let start = self.len;
         for (source, range) in parts.into_iter().filter(|(_, range)| !range.is_empty()) {
@@ -95,13 +108,11 @@ impl TensorAssembly {
 
     /// An error if two tensors have the same name, or if the names are too long.
     pub fn finish(self) -> Result<AssembledTensors, format::Error> {
-        let files = self.files.len();
-        let sources = if self.gathered.is_empty() {
-            self.files
-        } else {
-            self.files.iter().cloned().chain(self.gathered).collect()
-        };
-        Ok(AssembledTensors { table: self.builder.finish_tensors()?, runs: self.runs.into(), sources, files })
+        let (gathered, first_files): (Vec<_>, Vec<_>) = self.gathered.into_iter().unzip();
+        let sources =
+            if gathered.is_empty() { self.files } else { self.files.iter().cloned().chain(gathered).collect() };
+        let (table, runs) = (self.builder.finish_tensors()?, self.runs.into());
+        Ok(AssembledTensors { table, runs, sources, gathered: first_files.into() })
     }
 }
 

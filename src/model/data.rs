@@ -21,8 +21,8 @@ pub(super) enum TensorData<'m> {
 pub(super) struct AssembledRuns<'m> {
     sources: &'m Sources,
     runs: &'m Arc<[SourceRun]>,
-    /// The sources before this one are files.
-    files: usize,
+    /// The last sources are gathered tensors. This is the first file of each; the other sources are files.
+    gathered: &'m [ShardId],
     /// In bytes from the start of the first run.
     part: Range<u64>,
 }
@@ -51,7 +51,7 @@ impl TensorData<'_> {
     pub fn is_gathered(&self, tensor: &TensorInfo) -> bool {
         match self {
             Self::Stored(_) => tensor.layout.is_some(),
-            Self::Assembled(assembled) => assembled.iter().any(|(run, _)| run.source >= assembled.files),
+            Self::Assembled(assembled) => assembled.iter().any(|(run, _)| run.source >= assembled.files()),
         }
     }
 
@@ -65,8 +65,13 @@ impl TensorData<'_> {
 }
 
 impl<'m> AssembledRuns<'m> {
-    pub fn new(sources: &'m Sources, runs: &'m Arc<[SourceRun]>, files: usize, part: Range<u64>) -> Self {
-        Self { sources, runs, files, part }
+    pub fn new(sources: &'m Sources, runs: &'m Arc<[SourceRun]>, gathered: &'m [ShardId], part: Range<u64>) -> Self {
+        Self { sources, runs, gathered, part }
+    }
+
+    /// The number of sources that are files.
+    fn files(&self) -> usize {
+        self.sources.len() - self.gathered.len()
     }
 
     /// Each run, which starts in bytes from the start of the tensor, and its length in bytes.
@@ -91,9 +96,10 @@ impl<'m> AssembledRuns<'m> {
         self.iter().map(place).collect()
     }
 
-    /// That of a gathered tensor is not known.
     fn first_file(&self) -> Option<ShardId> {
-        self.iter().find(|(run, _)| run.source < self.files).map(|(run, _)| ShardId::new(run.source))
+        let (first, _) = self.iter().next()?;
+        let gathered = first.source.checked_sub(self.files());
+        Some(gathered.map_or_else(|| ShardId::new(first.source), |gathered| self.gathered[gathered]))
     }
 
     pub fn data(&self) -> Segment {
@@ -113,5 +119,5 @@ pub fn data_in(source: &Arc<dyn Source>, tensor: &TensorInfo) -> Segment {
 pub(super) fn array_in(source: &Arc<dyn Source>, tensor: &TensorInfo) -> Option<StridedData> {
     let TensorLayout { strides, size, word } = tensor.layout?;
     let layout = StridedLayout::new(tensor.shape, strides, size as usize, word.into());
-    Some(StridedData { source: source.clone(), range: tensor.range.clone(), layout: Arc::new(layout) })
+    Some(StridedData::new(source, tensor.range.start, layout))
 }

@@ -1,8 +1,7 @@
 //! The name of a model from its file name.
 
-use super::assemble::numbered::NumberedName;
 use super::assemble::split::SplitName;
-use super::assemble::{dataset, index};
+use super::assemble::{dataset, index, pattern_stem};
 use super::table::Model;
 use crate::format;
 use crate::source::Location;
@@ -20,7 +19,7 @@ pub fn model_stem(location: &Location) -> Option<OsString> {
     if let Some(split) = SplitName::parse(name) {
         return Some(split.stem());
     }
-    if let Some(stem) = NumberedName::stem_of(name) {
+    if let Some(stem) = pattern_stem(name) {
         return Some(stem);
     }
     let single = format::format_stem(name).filter(|stem| is_named(stem)).or_else(|| Path::new(name).file_stem());

@@ -11,6 +11,7 @@ mod datasets;
 mod described;
 mod deviations;
 mod diff;
+mod distributed;
 mod doctor;
 mod export;
 mod fault_table;

@@ -2,6 +2,7 @@
 //! of the model, so that nothing else asks how a model was made.
 
 pub(super) mod dataset;
+pub(super) mod distributed;
 mod file;
 pub(super) mod index;
 pub(super) mod numbered;
@@ -14,6 +15,7 @@ use super::table::Model;
 use crate::format::ParseMode;
 use crate::source::Location;
 pub(super) use set::KnownFiles;
+use std::ffi::{OsStr, OsString};
 
 struct Assembler {
     /// Whether a location is made a model in this way.
@@ -24,7 +26,7 @@ struct Assembler {
 }
 
 /// The first that claims a location opens it.
-const ASSEMBLERS: [Assembler; 6] = [
+const ASSEMBLERS: [Assembler; 7] = [
     Assembler {
         claims: |location| location.file_name() == dataset::MANIFEST,
         open: dataset::open_dataset,
@@ -45,6 +47,11 @@ const ASSEMBLERS: [Assembler; 6] = [
         open: ollama::open_layer,
         files: ollama::layer_files,
     },
+    Assembler {
+        claims: distributed::is_pattern,
+        open: distributed::open_distributed,
+        files: distributed::pattern_files,
+    },
     Assembler { claims: numbered::is_pattern, open: numbered::open_numbered, files: numbered::pattern_files },
     Assembler { claims: |_| true, open: file::open_file, files: |location| KnownFiles::with(location, Vec::new()) },
 ];
@@ -55,7 +62,22 @@ pub fn is_set(location: &Location) -> bool {
     location.file_name() == dataset::MANIFEST
         || index::is_index(location)
         || split::SplitName::parse(location.file_name()).is_some()
-        || numbered::is_pattern(location)
+        || is_pattern(location)
+}
+
+/// Whether a location is no file, but the pattern of the names of the files of a model.
+pub fn is_pattern(location: &Location) -> bool {
+    distributed::is_pattern(location) || numbered::is_pattern(location)
+}
+
+/// The pattern of the names of the files of a model that has no index, from the name of one of them.
+pub(super) fn pattern_of(name: &OsStr) -> Option<OsString> {
+    distributed::pattern_of(name).or_else(|| Some(numbered::NumberedName::parse(name)?.pattern()))
+}
+
+/// The name of a model, from the pattern of the names of its files.
+pub(super) fn pattern_stem(pattern: &OsStr) -> Option<OsString> {
+    distributed::stem_of(pattern).or_else(|| numbered::NumberedName::stem_of(pattern))
 }
 
 fn assembler(location: &Location) -> &'static Assembler {

@@ -354,8 +354,8 @@ impl CatalogScan {
     fn claim_numbered(&mut self, dir: &Location, listing: &ModelListing) -> Vec<NumberedShards> {
         let mut found: BTreeMap<OsString, Vec<&ListedEntry>> = BTreeMap::new();
         for entry in listing.models().filter(|entry| !listing.is_second(entry)) {
-            if let Some(name) = NumberedName::parse(&entry.name) {
-                found.entry(name.pattern()).or_default().push(entry);
+            if let Some(pattern) = assemble::pattern_of(&entry.name) {
+                found.entry(pattern).or_default().push(entry);
             }
         }
         let mut numbered = Vec::new();

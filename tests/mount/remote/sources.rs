@@ -229,9 +229,10 @@ fn object_stores_have_what_local_files_have() {
         let mut client = Client::new();
         models(&client, true);
         crate::formats::write(&client.scene.mkdir("models/formats"));
+        crate::distributed::copy(&client.scene.mkdir("models/distributed"));
         permit(&client, true);
         let _s3 = bucket(&mut client, "models", script);
-        let others = ["formats/models/sharded", "formats/models/dataset"];
+        let others = ["formats/models/sharded", "formats/models/dataset", "distributed"];
         for source in SOURCES.into_iter().map(|(source, _)| source).chain(others) {
             let url = format!("s3://models/{source}");
             assert_same(&client, &url, &url, &client.scene.path("models").join(source), Commands::Few);

@@ -1,0 +1,186 @@
+//! Checkpoints that several processes have saved: the boxes of each tensor are joined.
+
+use crate::support::{Mount, Scene, WEIGHTFS, files_below, python, require_fuse, run, run_ok};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+fn script(command: &str, dir: &Path) -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/distributed.py");
+    run_ok(python().to_str().unwrap(), [script.as_os_str(), command.as_ref(), dir.as_os_str()])
+}
+
+/// The checkpoint that PyTorch has written: two processes, each with two files.
+fn written_by_pytorch() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/distributed")
+}
+
+/// Copies that checkpoint to a directory.
+pub fn copy(to: &Path) {
+    for entry in std::fs::read_dir(written_by_pytorch()).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[test]
+fn checkpoint_of_pytorch_is_mounted_as_whole_tensors() {
+    require_fuse!();
+    let scene = Scene::new();
+    let mount = scene.mount(&written_by_pytorch(), &[]);
+    let index: serde_json::Value = serde_json::from_slice(&mount.read("index.json")).unwrap();
+    let mut found: Vec<String> = index["tensors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|tensor| {
+            let (name, shape) = (tensor["name"].as_str().unwrap(), tensor["shape"].to_string().replace(',', ", "));
+            let sum = run_ok("sha256sum", [mount.path(format!("tensors/{name}"))]);
+            format!("{name}\t{shape}\t{}\n", sum.split_whitespace().next().unwrap())
+        })
+        .collect();
+    found.sort();
+    assert_eq!(found.concat(), script("sums", &written_by_pytorch()));
+    assert_eq!(found.len(), 9);
+    // What each process has saved is there too.
+    assert_eq!(mount.list("shards").len(), 4);
+    assert_eq!(mount.read("shards/shard-00002-model-00002-of-00002.safetensors/tensors/layers.0.u").len(), 20);
+    assert_eq!(mount.read("metadata/format"), b"pt");
+    assert_eq!(mount.list("metadata"), ["format"]);
+    assert_eq!(mount.log(), "");
+}
+
+/// Asserts that all files below a directory of two mounts are equal, and returns how many there are.
+fn assert_equal_files(a: &Mount, b: &Mount, view: &str) -> usize {
+    let (found, expected) = (files_below(&a.path(view)), files_below(&b.path(view)));
+    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{view}");
+    for (name, path) in &found {
+        assert!(std::fs::read(path).unwrap() == std::fs::read(&expected[name]).unwrap(), "{view}/{name}");
+    }
+    found.len()
+}
+
+#[test]
+fn every_view_of_boxes_is_that_of_the_whole_model() {
+    require_fuse!();
+    let (scene, whole) = (Scene::new(), Scene::new());
+    let dir = scene.mkdir("data");
+    script("write", &dir);
+    let (saved, file) = (dir.join("saved"), dir.join("whole.safetensors"));
+    let (mount, expected) = (scene.mount(&saved, &[]), whole.mount(&file, &[]));
+    for view in ["tensors", "npy", "f32", "safetensors", "stats"] {
+        assert!(assert_equal_files(&mount, &expected, view) >= 8, "{view}");
+    }
+    // Reads of any length from any place.
+    for name in mount.list("tensors") {
+        let expected = expected.read(format!("tensors/{name}"));
+        let opened = std::fs::File::open(mount.path(format!("tensors/{name}"))).unwrap();
+        for at in 0..64usize {
+            let from = expected.len() * at / 64;
+            let len = (at * at * 97 + 1).min(expected.len() - from);
+            let mut read = vec![0; len];
+            opened.read_exact_at(&mut read, from as u64).unwrap();
+            assert!(read == expected[from..from + len], "{name} {from} {len}");
+        }
+    }
+    // Commands, with the pattern as the name of the model too.
+    let pattern = saved.join("shard-*-model-*-of-00002.safetensors");
+    let paths = [pattern.as_os_str(), file.as_os_str()];
+    run_ok(WEIGHTFS, ["diff".as_ref(), "--values".as_ref(), paths[0], paths[1]]);
+    run_ok(WEIGHTFS, ["check".as_ref(), "--values".as_ref(), saved.as_os_str()]);
+    let exported = scene.path("exported.safetensors");
+    run_ok(WEIGHTFS, ["export".as_ref(), saved.as_os_str(), exported.as_os_str()]);
+    run_ok(WEIGHTFS, ["diff".as_ref(), "--values".as_ref(), exported.as_os_str(), file.as_os_str()]);
+    let exported = std::fs::read(exported).unwrap();
+    assert!(exported == mount.read("export/model-whole.safetensors"));
+    let cat = run(WEIGHTFS, ["cat".as_ref(), pattern.as_os_str(), "tensors/columns".as_ref()]);
+    assert!(cat.stdout == expected.read("tensors/columns"));
+    // One file alone shows what one process has saved.
+    let alone = Scene::new();
+    let alone = alone.mount(&saved.join("shard-00002-model-00001-of-00002.safetensors"), &[]);
+    assert_eq!(alone.read("tensors/rows").len(), 250 * 70 * 4);
+    assert_eq!((mount.log(), alone.log()), (String::new(), String::new()));
+}
+
+/// The message of a refused checkpoint.
+fn refusal(dir: &Path, args: &[&str]) -> String {
+    let scene = Scene::new();
+    let point = scene.mkdir("mnt");
+    let args = args.iter().map(AsRef::as_ref).chain(["-f".as_ref(), dir.as_os_str(), point.as_os_str()]);
+    let output = run(WEIGHTFS, args);
+    assert_eq!(output.status.code(), Some(1));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// Replaces a text in a file by one of the same length.
+fn replace(file: &Path, old: &str, new: &str) {
+    assert_eq!(old.len(), new.len());
+    let mut bytes = std::fs::read(file).unwrap();
+    let at = bytes.windows(old.len()).position(|window| window == old.as_bytes()).unwrap();
+    bytes[at..at + new.len()].copy_from_slice(new.as_bytes());
+    std::fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn incomplete_checkpoints_are_refused() {
+    require_fuse!();
+    const FILE: &str = "shard-00002-model-00002-of-00002.safetensors";
+    let first = "shard-00001-model-00001-of-00002.safetensors";
+    type Change = fn(&Path);
+    let cases: [(Change, &str, &str); 6] = [
+        (
+            |dir| {
+                ["00001", "00002"].into_iter().for_each(|file| {
+                    std::fs::remove_file(dir.join(format!("shard-00001-model-{file}-of-00002.safetensors"))).unwrap();
+                })
+            },
+            "1 of the 2 ranks of the model is missing: \"1\"",
+            "layers.0.norm.weight",
+        ),
+        (
+            |dir| std::fs::remove_file(dir.join("shard-00001-model-00002-of-00002.safetensors")).unwrap(),
+            "tensor \"layers.0.conv.weight\": no part has its element [0, 0, 0, 0]",
+            "plain",
+        ),
+        (
+            |dir| replace(&dir.join(FILE), "\\\"saved_offsets\\\": [6]", "\\\"saved_offsets\\\": [5]"),
+            "tensor \"layers.0.u\": two parts have its element [5]",
+            "plain",
+        ),
+        (
+            |dir| replace(&dir.join(FILE), "\\\"saved_offsets\\\": [7, 0]", "\\\"saved_offsets\\\": [7, 1]"),
+            "tensor \"layers.0.emb.weight\": no part has its element [7, 0]",
+            "layers.0.u",
+        ),
+        (
+            |dir| replace(&dir.join(FILE), "\\\"saved_offsets\\\": [7, 0]", "\\\"saved_offsets\\\": [7   ]"),
+            "tensor \"layers.0.emb.weight\": its part in \"shard-00002-model-00002-of-00002.safetensors\" has the shape \
+             [6, 3] and begins at [7]",
+            "layers.0.u",
+        ),
+        (
+            |dir| replace(&dir.join(FILE), "\\\"layers.0.u\\\"", "\\\"layers.0.x\\\""),
+            "tensor \"layers.0.u\": the DCP_SHARDING_INFO of \"shard-00002-model-00002-of-00002.safetensors\" does not \
+             name it",
+            "layers.0.emb.weight",
+        ),
+    ];
+    for (change, message, left) in cases {
+        let scene = Scene::new();
+        let dir = scene.mkdir("checkpoint");
+        copy(&dir);
+        change(&dir);
+        let refused = refusal(&dir, &[]);
+        assert!(refused.contains(message) && refused.contains("--lenient"), "{refused}\n{message}");
+        // The rest is shown on demand, and says what is left out.
+        let lenient = Scene::new();
+        let lenient = lenient.mount(&dir, &["--lenient"]);
+        assert!(lenient.list("tensors").iter().any(|name| name == left), "{message}");
+        assert!(message.starts_with("1 of") || lenient.log().contains(message), "{}\n{message}", lenient.log());
+    }
+    let scene = Scene::new();
+    let dir = scene.mkdir("checkpoint");
+    copy(&dir);
+    replace(&dir.join(first), "DCP_SHARDING_INFO", "DCP_SHARDING_none");
+    let refused = refusal(&dir, &[]);
+    assert!(refused.contains(first) && refused.contains("its metadata has no DCP_SHARDING_INFO"), "{refused}");
+}
