@@ -1,7 +1,11 @@
 //! The boxes that an array is made of: parts of it, with a range of indices along every dimension.
 
 use smallvec::SmallVec;
+use std::collections::HashSet;
 use std::ops::Range;
+
+/// Maximum number of boxes of an array. Whether two of them intersect may take the square of this.
+const BOXES_MAX: usize = 10_000;
 
 /// A part of an array. Its lists have an entry for each dimension of the array, outermost first.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -27,6 +31,8 @@ pub enum BoxFault {
     Rank { found: usize, expected: usize },
     #[error("a part of it has {shape:?} elements from {offsets:?} on, which is outside of its shape")]
     Outside { offsets: Vec<u64>, shape: Vec<u64> },
+    #[error("it has {found} parts; at most {BOXES_MAX} are joined")]
+    TooMany { found: usize },
     #[error("two parts have its element {at:?}")]
     Overlap { at: Vec<u64> },
     #[error("no part has its element {at:?}")]
@@ -37,69 +43,93 @@ pub enum BoxFault {
 type Area = SmallVec<[Range<u64>; 4]>;
 
 /// Checks that boxes cover each element of an array with this shape once. No box may be empty.
-pub(super) fn check_cover<'b>(shape: &[u64], boxes: impl Iterator<Item = &'b ArrayBox>) -> Result<(), BoxFault> {
-    let areas = boxes.map(|one| {
+pub(super) fn check_cover(shape: &[u64], boxes: &[ArrayBox]) -> Result<(), BoxFault> {
+    for one in boxes {
         let ranks = [one.offsets.len(), one.shape.len(), one.strides.len()];
         if let Some(found) = ranks.into_iter().find(|rank| *rank != shape.len()) {
             return Err(BoxFault::Rank { found, expected: shape.len() });
         }
         let ends = one.offsets.iter().zip(&one.shape).map(|(start, len)| start.checked_add(*len));
-        match ends.zip(shape).all(|(end, len)| end.is_some_and(|end| end <= *len)) {
-            true => Ok((0..shape.len()).map(|dim| one.range(dim)).collect()),
-            false => Err(BoxFault::Outside { offsets: one.offsets.to_vec(), shape: one.shape.to_vec() }),
+        if !ends.zip(shape).all(|(end, len)| end.is_some_and(|end| end <= *len)) {
+            return Err(BoxFault::Outside { offsets: one.offsets.to_vec(), shape: one.shape.to_vec() });
         }
-    });
-    let areas = areas.collect::<Result<Vec<Area>, _>>()?;
-    let whole: Area = shape.iter().map(|len| 0..*len).collect();
-    if volume(&whole) == 0 && areas.is_empty() { Ok(()) } else { check_area(&whole, areas) }
-}
-
-/// Checks that boxes, which lie inside `area`, cover each element of it once: cuts it where boxes begin or end, until a
-/// single box is left on each side.
-fn check_area(area: &Area, mut boxes: Vec<Area>) -> Result<(), BoxFault> {
-    let at = |found: &Area| found.iter().map(|range| range.start).collect();
-    match &boxes[..] {
-        [] => return Err(BoxFault::Gap { at: at(area) }),
-        [one] if one == area => return Ok(()),
-        [one, .., other] if one == area => return Err(BoxFault::Overlap { at: at(other) }),
-        [.., other, one] if one == area => return Err(BoxFault::Overlap { at: at(other) }),
-        _ => {}
     }
-    let cuts = (0..area.len()).map(|dim| {
-        let bounds = boxes.iter().flat_map(|one| [one[dim].start, one[dim].end]);
-        let mut bounds: Vec<u64> = bounds.filter(|at| area[dim].start < *at && *at < area[dim].end).collect();
-        bounds.sort_unstable();
-        bounds.dedup();
-        (bounds.len(), dim, bounds.get(bounds.len() / 2).copied())
-    });
-    // Without a place to cut at, every box is the whole area, and there are several.
-    let Some((_, dim, Some(cut))) = cuts.max_by_key(|(count, ..)| *count) else {
-        return Err(BoxFault::Overlap { at: at(area) });
+    if boxes.len() > BOXES_MAX {
+        return Err(BoxFault::TooMany { found: boxes.len() });
+    }
+    // A tensor of 2^63 bytes has at most 63 dimensions with more than one element.
+    let kept: Vec<usize> = (0..shape.len()).filter(|dim| shape[*dim] != 1).collect();
+    let place = |found: Vec<u64>| {
+        let mut at = vec![0; shape.len()];
+        kept.iter().zip(found).for_each(|(dim, index)| at[*dim] = index);
+        at
     };
-    let (mut before, mut after) = (area.clone(), area.clone());
-    (before[dim].end, after[dim].start) = (cut, cut);
-    let mut rest = Vec::new();
-    boxes.retain_mut(|one| {
-        let mut second = one.clone();
-        (one[dim].end, second[dim].start) = (one[dim].end.min(cut), second[dim].start.max(cut));
-        if !second[dim].is_empty() {
-            rest.push(second);
-        }
-        !one[dim].is_empty()
-    });
-    // An area that has more or fewer elements than its boxes is known to have a fault; it comes first, so that many
-    // boxes in one place are not cut into ever smaller ones.
-    match is_balanced(&before, &boxes) {
-        true => check_area(&after, rest).and_then(|()| check_area(&before, boxes)),
-        false => check_area(&before, boxes).and_then(|()| check_area(&after, rest)),
+    let areas: Vec<Area> = boxes.iter().map(|one| kept.iter().map(|dim| one.range(*dim)).collect()).collect();
+    if let Some(at) = intersection(&areas) {
+        return Err(BoxFault::Overlap { at: place(at) });
+    }
+    match gap(kept.iter().map(|dim| 0..shape[*dim]).collect(), areas) {
+        Some(at) => Err(BoxFault::Gap { at: place(at) }),
+        None => Ok(()),
     }
 }
 
-fn is_balanced(area: &Area, boxes: &[Area]) -> bool {
-    boxes.iter().map(volume).fold(0, u128::saturating_add) == volume(area)
+/// An element that two boxes have. Sweeps along the dimension in which the boxes begin at the most different places.
+fn intersection(boxes: &[Area]) -> Option<Vec<u64>> {
+    let dims = boxes.first()?.len();
+    let starts = |dim: usize| boxes.iter().map(|one| one[dim].start).collect::<HashSet<u64>>().len();
+    let Some(along) = (0..dims).max_by_key(|dim| starts(*dim)) else {
+        return (boxes.len() > 1).then(Vec::new);
+    };
+    let mut sorted: Vec<&Area> = boxes.iter().collect();
+    sorted.sort_by_key(|one| one[along].start);
+    let mut reached: Vec<&Area> = Vec::new();
+    for one in sorted {
+        reached.retain(|other| other[along].end > one[along].start);
+        let meets = |other: &&&Area| one.iter().zip(&***other).all(|(a, b)| a.start < b.end && b.start < a.end);
+        if let Some(other) = reached.iter().find(meets) {
+            return Some(one.iter().zip(&***other).map(|(a, b)| a.start.max(b.start)).collect());
+        }
+        reached.push(one);
+    }
+    None
 }
 
-/// The number of elements. It saturates, but not below the number of elements that fit into a file.
+/// An element of `area` that none of `boxes` has, which lie inside and do not intersect. Halves the area, and goes on
+/// in a half that has more elements than its boxes.
+fn gap(mut area: Area, mut boxes: Vec<Area>) -> Option<Vec<u64>> {
+    let is_covered =
+        |area: &Area, boxes: &[Area]| boxes.iter().map(volume).fold(0, u128::saturating_add) == volume(area);
+    if is_covered(&area, &boxes) {
+        return None;
+    }
+    while !boxes.is_empty() {
+        let cuts = (0..area.len()).map(|dim| {
+            let bounds = boxes.iter().flat_map(|one| [one[dim].start, one[dim].end]);
+            let mut bounds: Vec<u64> = bounds.filter(|at| area[dim].start < *at && *at < area[dim].end).collect();
+            bounds.sort_unstable();
+            bounds.dedup();
+            (bounds.len(), dim, bounds.get(bounds.len() / 2).copied())
+        });
+        // A box that leaves a part of the area out has a bound inside.
+        let Some((_, dim, Some(cut))) = cuts.max_by_key(|(count, ..)| *count) else { break };
+        let (mut before, mut after) = (area.clone(), area);
+        (before[dim].end, after[dim].start) = (cut, cut);
+        let within = |half: &Area| -> Vec<Area> {
+            let range = &half[dim];
+            let cut = boxes.iter().cloned().map(|mut one| {
+                one[dim] = one[dim].start.max(range.start)..one[dim].end.min(range.end);
+                one
+            });
+            cut.filter(|one| !one[dim].is_empty()).collect()
+        };
+        let first = within(&before);
+        (area, boxes) = if is_covered(&before, &first) { (after.clone(), within(&after)) } else { (before, first) };
+    }
+    Some(area.iter().map(|range| range.start).collect())
+}
+
+/// The number of elements, which is less than 2^63 for an array that is not too long.
 fn volume(area: &Area) -> u128 {
     area.iter().fold(1, |volume: u128, range| volume.saturating_mul((range.end - range.start).into()))
 }
@@ -118,7 +148,7 @@ mod tests {
     }
 
     fn check(shape: &[u64], boxes: &[ArrayBox]) -> Result<(), BoxFault> {
-        check_cover(shape, boxes.iter())
+        check_cover(shape, boxes)
     }
 
     /// Every index of an array with this shape, in C order.
@@ -253,20 +283,57 @@ mod tests {
         assert_eq!(check(&[], &[]), Err(BoxFault::Gap { at: vec![] }));
     }
 
-    /// Neither thousands of parts nor those that overlap everywhere take long.
+    /// Neither thousands of parts, nor parts that overlap everywhere, nor many dimensions take long.
     #[test]
     fn many_boxes_are_checked() {
-        const SIDE: u64 = 128;
+        const SIDE: u64 = 96;
         let grid = (0..SIDE * SIDE).map(|at| plain(&[at / SIDE * 3, at % SIDE * 5], &[3, 5]));
         let grid: Vec<ArrayBox> = grid.collect();
         let shape = [SIDE * 3, SIDE * 5];
         assert_eq!(check(&shape, &grid), Ok(()));
-        let missing: Vec<ArrayBox> = grid.iter().filter(|one| one.offsets[..] != [300, 100]).cloned().collect();
-        assert_eq!(check(&shape, &missing), Err(BoxFault::Gap { at: vec![300, 100] }));
-        let crossing = (0..10_000).flat_map(|at| [plain(&[at, 0], &[2, 20_000]), plain(&[0, at], &[20_000, 2])]);
+        let missing: Vec<ArrayBox> = grid.iter().filter(|one| one.offsets[..] != [30, 100]).cloned().collect();
+        assert_eq!(check(&shape, &missing), Err(BoxFault::Gap { at: vec![30, 100] }));
+        let crossing = (0..5000).flat_map(|at| [plain(&[at, 0], &[2, 20_000]), plain(&[0, at], &[20_000, 2])]);
         let crossing: Vec<ArrayBox> = crossing.collect();
         assert!(matches!(check(&[20_000, 20_000], &crossing), Err(BoxFault::Overlap { .. })));
         let nested: Vec<ArrayBox> = (0..10_000).map(|at| plain(&[at, at], &[20_000 - at, 20_000 - at])).collect();
         assert!(matches!(check(&[20_000, 20_000], &nested), Err(BoxFault::Overlap { .. })));
+        let too_many = [&grid[..], &grid[..1000]].concat();
+        assert_eq!(check(&shape, &too_many), Err(BoxFault::TooMany { found: 10_216 }));
+
+        // The first dimensions select one of the others, which is cut in two there: cutting at the bounds of all boxes
+        // gives 2^24 areas.
+        let (selectors, data) = (5, 24);
+        let shape = vec![2; selectors + data];
+        let boxes = (0..1u64 << selectors).flat_map(|selected| {
+            [0, 1].map(|half| {
+                let mut one = plain(&vec![0; selectors + data], &vec![2; selectors + data]);
+                for bit in 0..selectors {
+                    (one.offsets[bit], one.shape[bit]) = (selected >> bit & 1, 1);
+                }
+                let dim = selectors + selected as usize % data;
+                (one.offsets[dim], one.shape[dim]) = (half, 1);
+                one
+            })
+        });
+        let boxes: Vec<ArrayBox> = boxes.collect();
+        assert_eq!(check(&shape, &boxes), Ok(()));
+        assert!(matches!(check(&shape, &boxes[1..]), Err(BoxFault::Gap { .. })));
+
+        // Dimensions of one element do not count.
+        let mut shape = vec![1; 20_000];
+        shape[0] = 2;
+        let half = |at: u64| {
+            let mut one = plain(&vec![0; 20_000], &vec![1; 20_000]);
+            one.offsets[0] = at;
+            one
+        };
+        assert_eq!(check(&shape, &[half(0), half(1)]), Ok(()));
+        assert_eq!(check(&shape, &[half(1)]).unwrap_err(), BoxFault::Gap { at: vec![0; 20_000] });
+        let place = |bytes: &[u8]| ArrayPlace { source: Arc::new(MemorySource::new(bytes.to_vec())), start: 0 };
+        let array = StridedData::of_boxes(&shape, 2, vec![(half(1), place(b"cd")), (half(0), place(b"ab"))]).unwrap();
+        let mut read = Vec::new();
+        Content::from(Segment::Strided(array)).copy(1..3, &ReadRequest::WAIT, &mut read).unwrap();
+        assert_eq!(read, b"bc");
     }
 }

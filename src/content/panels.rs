@@ -24,6 +24,7 @@ const PANEL_GAP_MAX: u64 = 64 << 10;
 const PANEL: RangeInclusive<u64> = 1 << 20..=16 << 20;
 
 /// Number of bytes that one read of the source gives for a panel, unless the panel becomes too large or too small.
+/// Parts whose reads give half as much on average are gathered alone.
 const PANEL_READ: u64 = 1 << 10;
 
 /// Maximum size in bytes of all panels that are kept.
@@ -31,9 +32,6 @@ const PANELS_MAX: usize = 64 << 20;
 
 /// Shorter parts are gathered alone, since they may be far from each other.
 const PANEL_PART_MIN: u64 = 64 << 10;
-
-/// Parts are gathered alone if a read of the source gives at least this many bytes of them on average.
-const PANEL_READ_MAX: u64 = 2 << 10;
 
 /// The panels that were used last. Shared by all arrays, so that there is one bound.
 static PANELS: LazyLock<KeptValues<PanelKey, Arc<GatheredPanel>>> =
@@ -102,7 +100,7 @@ impl StridedData {
         if len < PANEL_PART_MIN {
             return false;
         }
-        let most = len / PANEL_READ_MAX;
+        let most = len / (PANEL_READ / 2);
         let mut reads = 0;
         let count = &mut |_, span: CopySpan| {
             reads += span.reads;
@@ -128,7 +126,8 @@ impl StridedData {
         let size = self.layout.size as u64;
         let (least, most) = PANEL.into_inner();
         let row = self.layout.dims.iter().map(|dim| dim.out * size).find(|row| *row <= most).unwrap_or(size);
-        (PANEL_READ / size).saturating_mul(row).clamp(least, most).max(row) / row * row
+        let at_once = self.layout.boxes_in_a_row().map_or(size, |boxes| (row / boxes).max(size));
+        (PANEL_READ / at_once).max(1).saturating_mul(row).clamp(least, most).max(row) / row * row
     }
 
     fn key(&self, number: u64) -> PanelKey {

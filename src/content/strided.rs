@@ -108,6 +108,12 @@ impl StridedLayout {
         self.len.saturating_mul(self.size as u64)
     }
 
+    /// The number of boxes that share the first row, if the array is made of boxes.
+    pub(super) fn boxes_in_a_row(&self) -> Option<u64> {
+        let first = self.boxes.partition_point(|one| one.offsets[0] == 0) as u64;
+        (first > 0).then_some(first)
+    }
+
     /// Passes everything that must be read for the elements of `range` to `take`, with the index of its place.
     pub(super) fn spans<E>(
         &self,
@@ -352,12 +358,19 @@ impl StridedData {
     pub fn of_boxes(shape: &[u64], size: usize, mut boxes: Vec<(ArrayBox, ArrayPlace)>) -> Result<Self, BoxFault> {
         boxes.retain(|(one, _)| !one.shape.contains(&0));
         boxes.sort_by(|a, b| a.0.offsets.cmp(&b.0.offsets));
-        check_cover(shape, boxes.iter().map(|(one, _)| one))?;
         let (mut boxes, places): (Vec<ArrayBox>, SmallVec<_>) = boxes.into_iter().unzip();
-        let layout = match &mut boxes[..] {
-            [whole] => StridedLayout::new(shape, &whole.strides, size, 1),
-            _ => StridedLayout::of_boxes(shape, boxes.into(), size),
-        };
+        check_cover(shape, &boxes)?;
+        if let [whole] = &boxes[..] {
+            let layout = StridedLayout::new(shape, &whole.strides, size, 1);
+            return Ok(Self { places, layout: layout.into() });
+        }
+        // There may be thousands of dimensions of one element.
+        let kept = |dims: &[u64]| dims.iter().zip(shape).filter(|(_, len)| **len != 1).map(|(dim, _)| *dim).collect();
+        for ArrayBox { offsets, shape, strides } in &mut boxes {
+            (*offsets, *shape, *strides) = (kept(offsets), kept(shape), kept(strides));
+        }
+        let shape: SmallVec<[u64; 2]> = kept(shape);
+        let layout = StridedLayout::of_boxes(&shape, boxes.into(), size);
         Ok(Self { places, layout: Arc::new(layout) })
     }
 

@@ -79,8 +79,10 @@ pub(super) fn needed_for(
 /// The permissions of a file that a message may quote, and of those who may search the directories between `base` and
 /// it.
 pub(super) fn needed_for_quoted(base: &io::Result<TraversalBase>, file: &Location) -> Vec<SourceStat> {
-    // If the file cannot be opened, the message says nothing about its content.
-    let Some((id, stat)) = stat_of(file) else { return Vec::new() };
+    let Some((id, stat)) = stat_of(file) else {
+        // If the file was never opened, the message says nothing about its content.
+        return if source::was_always(file, None) { Vec::new() } else { vec![NOBODY] };
+    };
     // The message is about a file that was opened before.
     if !source::was_always(file, id) {
         return vec![NOBODY];

@@ -54,7 +54,7 @@ impl TensorAssembly {
             true => {
                 parts.iter().map(|((_, (source, start)), one)| (*source, *start..start + one.stored.nbytes())).collect()
             }
-            false => vec![self.gather(first.file, array)],
+            false => vec![self.gather(parts[0].1.file, array)],
         })
     }
 
@@ -78,7 +78,7 @@ fn in_blocks(dims: &[u64], block: DtypeBlock) -> Result<SmallVec<[u64; 2]>, Stri
     let mut dims: SmallVec<[u64; 2]> = dims.into();
     if let Some(last) = dims.last_mut() {
         if *last % block.elements != 0 {
-            return Err(format!("a part of it begins or ends inside of a block of {} elements", block.elements));
+            return Err(format!("the rows of a part are not whole blocks of {} elements", block.elements));
         }
         *last /= block.elements;
     }
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(read(&assembly, &parts), [0, 100, 1, 101]);
         boxes[1].offsets = &[0, 1];
         let refused = assembly.join_boxes(&[2, 3], &boxes).unwrap_err();
-        assert_eq!(refused, "a part of it begins or ends inside of a block of 2 elements");
+        assert_eq!(refused, "the rows of a part are not whole blocks of 2 elements");
         boxes[0].stored.dtype = Dtype::Unknown("X8");
         let refused = assembly.join_boxes(&[2, 3], &boxes).unwrap_err();
         assert_eq!(refused, "its dtype is \"X8\", of unknown size");

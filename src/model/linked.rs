@@ -30,6 +30,9 @@ pub(super) fn is_below(file: &Location, top: &Location) -> bool {
     let base = dirs.base(repository_of(top).as_ref().unwrap_or(top));
     match base.and_then(|base| base.holds(file)) {
         Ok(is_below) => is_below,
-        Err(error) => matches!(Errno::try_from(error), Ok(Errno::ENOENT | Errno::ELOOP)),
+        Err(error) => {
+            let leads_nowhere = matches!(Errno::try_from(error), Ok(Errno::ENOENT | Errno::ELOOP));
+            leads_nowhere && source::was_always(file, None)
+        }
     }
 }

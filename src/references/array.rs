@@ -91,7 +91,7 @@ impl<'m> ZarrArray<'m> {
             let start = tensor.info.range.start;
             places = vec![BytePlace { file, range: start..start.saturating_add(tensor.info.nbytes()) }];
         } else if tensor.is_gathered() {
-            return Err("its parts are in different orders".into());
+            return Err("its parts are not whole rows, or are in different orders".into());
         }
         if format == ZarrFormat::V2 && !is_in_order(&order) && !is_reversed(&order) {
             return Err("format 2 of Zarr does not have its order of dimensions".into());

@@ -14,6 +14,7 @@ use crate::model::assembled::TensorAssembly;
 use crate::model::boxes::TensorBox;
 use crate::model::error::{Error, json_fault};
 use crate::model::ids::{ShardId, TensorId};
+use crate::model::linked::is_below;
 use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind, Shard};
 use crate::source::{self, ListedKind, Location};
 use crate::text::{brackets, quote};
@@ -22,6 +23,7 @@ use serde::Deserialize;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 const SUFFIX: &str = ".safetensors";
 
@@ -48,16 +50,21 @@ struct SavedBox {
 struct RankedName {
     /// The number of the process.
     rank: usize,
-    /// Each process may write several files.
+    /// Each process has at most one file of each number.
+    file: usize,
     count: usize,
 }
+
+/// The names that the files of each model have had. Another process may rename files between the moment at which they
+/// are opened and that at which their permissions are decided.
+static LISTED: LazyLock<Mutex<HashMap<Location, BTreeSet<OsString>>>> = LazyLock::new(Mutex::default);
 
 impl RankedName {
     fn parse(name: &OsStr) -> Option<Self> {
         let (front, count) = last_number(strip_suffix(name, SUFFIX)?.as_bytes())?;
         let (front, file) = last_number(front.strip_suffix(b"-of")?)?;
         let (front, rank) = last_number(front.strip_suffix(b"-model")?)?;
-        (front == b"shard" && rank > 0 && (1..=count).contains(&file)).then_some(Self { rank, count })
+        (front == b"shard" && rank > 0 && (1..=count).contains(&file)).then_some(Self { rank, file, count })
     }
 
     fn pattern(self) -> OsString {
@@ -96,12 +103,17 @@ fn files(location: &Location) -> Result<Vec<(RankedName, OsString)>, source::Err
     });
     let mut files: Vec<_> = files.collect();
     files.sort_by(|a, b| a.1.cmp(&b.1));
+    let mut listed = LISTED.lock().unwrap_or_else(PoisonError::into_inner);
+    listed.entry(location.clone()).or_default().extend(files.iter().map(|(_, name)| name.clone()));
     Ok(files)
 }
 
 pub(super) fn pattern_files(location: &Location) -> KnownFiles {
+    // Notes the names that are there now.
+    let _ = files(location);
+    let listed = LISTED.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = location.parent();
-    let mut files = files(location).unwrap_or_default().into_iter().map(|(_, name)| dir.join(name));
+    let mut files = listed.get(location).into_iter().flatten().map(|name| dir.join(name));
     KnownFiles::with(&files.next().unwrap_or_else(|| location.clone()), files.collect())
 }
 
@@ -120,12 +132,17 @@ pub(super) fn open_distributed(location: &Location, mode: ParseMode) -> Result<M
     let (dir, files) = (location.parent(), files(location)?);
     let ranks: BTreeSet<usize> = files.iter().map(|(name, _)| name.rank).collect();
     let Some(last) = ranks.last().copied() else { return Err(Error::of_set(location, "no file has such a name")) };
-    if last > SHARDS_MAX || files.len() > SHARDS_MAX {
-        return Err(Error::of_set(location, set::too_many_shards()));
+    let numbers: BTreeSet<usize> = files.iter().map(|(name, _)| name.file).collect();
+    let count = files.first().map_or(0, |(name, _)| name.count);
+    let most = last.max(count).max(files.len());
+    if most > SHARDS_MAX {
+        return Err(Error::of_set(location, format!("has {most} ranks or files; at most {SHARDS_MAX} are opened")));
     }
-    let missing: Vec<String> = (1..=last).filter(|rank| !ranks.contains(rank)).map(|rank| format!("{rank}")).collect();
-    if mode != ParseMode::Lenient && !missing.is_empty() {
-        return Err(Error::of_set(location, missing_files(&missing, last, "ranks")));
+    for (all, found, what) in [(last, &ranks, "ranks"), (count, &numbers, "files")] {
+        let missing: Vec<String> = (1..=all).filter(|at| !found.contains(at)).map(|at| at.to_string()).collect();
+        if mode != ParseMode::Lenient && !missing.is_empty() {
+            return Err(Error::of_set(location, missing_files(&missing, all, what)));
+        }
     }
     let ((), ShardSet { shards, unopened, mut mismatches, .. }) = set::open_shards(location, mode, |names| {
         files
@@ -133,9 +150,12 @@ pub(super) fn open_distributed(location: &Location, mode: ParseMode) -> Result<M
             .try_for_each(|(_, name)| names.add(dir.join(&name), name.to_string_lossy().into_owned()).map(drop))
     })?;
     let saved = shards.iter().map(|shard| {
-        saved_boxes(&shard.header).map_err(|fault| Error::of_set(location, format!("{}: {fault}", quote(&shard.name))))
+        saved_boxes(&shard.header).unwrap_or_else(|fault| {
+            mismatches.push_shard(&shard.name, || format!("{}: {fault}", quote(&shard.name)));
+            SavedBoxes::new()
+        })
     });
-    let saved = saved.collect::<Result<Vec<SavedBoxes>, _>>()?;
+    let saved: Vec<SavedBoxes> = saved.collect();
     let mut model = Model::new(location, &FORM, shards);
     let (mut assembly, mut apart) = (TensorAssembly::new(&model.sources), Vec::new());
     for parts in parts_by_name(&model) {
@@ -146,7 +166,13 @@ pub(super) fn open_distributed(location: &Location, mode: ParseMode) -> Result<M
         }
     }
     let assembled = assembly.finish().map_err(|_| Error::of_set(location, "the names of its tensors are too long"))?;
-    let mismatches = mismatches.settle(location, mode)?;
+    // The message may quote any of the files.
+    let mismatches = mismatches.settle(location, mode).map_err(|error| {
+        match model.shards.iter().all(|shard| is_below(&shard.location, &dir)) {
+            true => error,
+            false => error.hidden(location),
+        }
+    })?;
     model.set_assembled(assembled, apart);
     let metadata = model.metadata().iter().filter(|(key, _)| !key.starts_with(OWN_KEYS)).cloned();
     let metadata: Vec<(String, MetadataValue)> = metadata.collect();
@@ -201,7 +227,9 @@ fn join(model: &Model, parts: &[TensorId], saved: &[SavedBoxes], assembly: &mut 
             return Err(format!("its part in {} has the shape {part} and begins at {offsets}", of()));
         }
         for (whole, (start, len)) in shape.iter_mut().zip(offsets.iter().zip(stored.shape)) {
-            let end = start.checked_add(*len).ok_or_else(|| format!("its part in {} begins at {start}", of()))?;
+            let end = start
+                .checked_add(*len)
+                .ok_or_else(|| format!("its part in {} begins at {start}, which is too far", of()))?;
             *whole = end.max(*whole);
         }
     }

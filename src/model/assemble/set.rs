@@ -156,8 +156,7 @@ pub(in crate::model) fn open_shards<R>(
                 let (path, name) = &listed[at];
                 let is_quoted = !error.quotes() || is_below(path, &location.parent());
                 let error = if is_quoted { error.without_hint() } else { error.hidden(path) };
-                mismatches.push(name, || format!("a shard is missing or broken: {error}"));
-                mismatches.broken += 1;
+                mismatches.push_shard(name, || format!("a shard is missing or broken: {error}"));
                 unopened.push(path.clone());
             }
         }
@@ -180,7 +179,7 @@ pub(in crate::model) fn open_shards<R>(
 #[derive(Default)]
 pub(in crate::model) struct SetMismatches {
     found: SkipList,
-    /// The first ones are about shards that could not be opened.
+    /// The first ones are about whole shards, such as those that could not be opened.
     broken: usize,
 }
 
@@ -188,6 +187,12 @@ impl SetMismatches {
     /// `name` is that of the tensor or the shard that is left out. `reason` is called only if it is listed.
     pub fn push(&mut self, name: &str, reason: impl FnOnce() -> String) {
         self.found.push(|| SkippedEntry::new(name, reason()));
+    }
+
+    /// As [`SetMismatches::push`], for a shard as a whole. Call this before the other methods.
+    pub fn push_shard(&mut self, name: &str, reason: impl FnOnce() -> String) {
+        self.push(name, reason);
+        self.broken += 1;
     }
 
     /// As [`SetMismatches::push`], for what is shown all the same.
