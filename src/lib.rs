@@ -28,7 +28,7 @@
 //! - Commands that do not mount use [`inspect`], [`compare`] and [`write`](mod@write).
 //! - [`references`] writes where the bytes of tensors lie in the files, for readers of Zarr arrays.
 //! - [`remote`] makes sources of files on servers: local files that are filled when they are read.
-//! - Everything may use [`text`], [`name`], [`natural`], [`kept`], [`rules`], [`threads`] and [`units`].
+//! - Everything may use [`text`], [`name`], [`natural`], [`kept`], [`parts`], [`rules`], [`threads`] and [`units`].
 //!
 //! `tests/layers.rs` checks that the code keeps to these layers.
 
@@ -43,6 +43,7 @@ pub mod kept;
 pub mod model;
 pub mod name;
 pub mod natural;
+pub mod parts;
 pub mod plot;
 pub mod references;
 #[cfg(feature = "remote")]

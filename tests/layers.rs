@@ -16,6 +16,7 @@ const LIBRARY: &[(&str, &[&str])] = &[
     ("threads", &[]),
     ("units", &[]),
     ("kept", &[]),
+    ("parts", &[]),
     ("rules", &[]),
     ("source", &[]),
     ("remote", &["source"]),

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use weightfs::format;
 use weightfs::inspect::check::is_sum;
+use weightfs::parts::WorkPart;
 
 /// A command and its arguments.
 #[derive(Subcommand, Debug, PartialEq)]
@@ -38,6 +39,8 @@ pub enum Command {
     Show(ShowArgs),
     /// Print the statistics of the values of all tensors
     Stats(StatsArgs),
+    /// Join the parts that stats --part has printed
+    Combine(CombineArgs),
     /// Write files of a mount to standard output, without mounting
     Cat(CatArgs),
     /// Copy files of a mount to a directory, without mounting
@@ -909,6 +912,29 @@ pub struct StatsArgs {
     /// Count the stored numbers of quantized weights, instead of dequantizing them
     #[arg(long)]
     pub stored: bool,
+
+    /// Count only part I of N, on one of several machines, and print it for weightfs combine
+    #[arg(long, value_name = "I/N")]
+    pub part: Option<WorkPart>,
+}
+
+const COMBINE_HELP: &str = "\
+Examples:
+  weightfs stats s3://bucket/model --json --part 1/2 > 1.part      on one machine
+  weightfs stats s3://bucket/model --json --part 2/2 > 2.part      on another one
+  weightfs combine *.part
+
+The output is byte for byte that of the command without --part. Parts of different versions of a model, or with other options, are
+refused, and missing ones are named. A part may be given twice.
+
+Exit status: 0 success, 1 failure, 2 usage error.";
+
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = COMBINE_HELP)]
+pub struct CombineArgs {
+    /// Files that weightfs stats --part has printed
+    #[arg(required = true, value_name = "PART", value_hint = ValueHint::FilePath)]
+    pub parts: Vec<PathBuf>,
 }
 
 const SERVE_HELP: &str = "\

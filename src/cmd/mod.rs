@@ -4,7 +4,9 @@
 pub mod cache;
 pub mod cat;
 pub mod check;
+pub mod combine;
 pub mod complete_words;
+mod counted;
 pub mod cp;
 pub mod demo;
 pub mod diff;
@@ -46,6 +48,7 @@ pub fn run_command(command: &Command) -> Result<ExitCode> {
         Command::Ls(args) => ls::run_ls(args),
         Command::Show(args) => show::run_show(args),
         Command::Stats(args) => stats::run_stats(args),
+        Command::Combine(args) => combine::run_combine(args),
         Command::Cat(args) => cat::run_cat(args),
         Command::Cp(args) => cp::run_cp(args),
         Command::Inspect(args) => inspect::run_inspect(args),

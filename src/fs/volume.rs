@@ -5,12 +5,9 @@ use super::ino::{self, Inode, InodeDir, NodeId};
 use super::tree::{NameSplit, TensorTree};
 use crate::content::{Content, ReadRequest};
 use crate::model::quantization::QuantizedWeight;
-use crate::model::{Model, OtherEntry, OtherFolder, ShardId, Tensor, TensorId, TensorNumbers, TensorPopulation};
+use crate::model::{self, Model, OtherEntry, OtherFolder, ShardId, Tensor, TensorId, TensorNumbers, TensorPopulation};
 use crate::name;
-use crate::source::{Source, SourceStat};
-use crate::text::HexDigits;
 use crate::view::{CachedResults, ModelViews, ShownViews, View, ViewFile, ViewFiles};
-use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -297,12 +294,8 @@ impl ModelVolume {
     /// See [`super::Superblock::version`].
     pub fn version(&self, ino: Ino) -> Option<String> {
         match Inode::from_ino(ino)? {
-            Inode::File(View::OTHERS, number) => {
-                let mut parts = Sha256::new();
-                add_version(&mut parts, &**self.views.other(number)?.local()?)?;
-                Some(HexDigits(&parts.finalize()).to_string())
-            }
-            _ => self.version.get_or_init(|| hash_versions(self.model())).clone(),
+            Inode::File(View::OTHERS, number) => model::version_of(&**self.views.other(number)?.local()?),
+            _ => self.version.get_or_init(|| self.model().version()).clone(),
         }
     }
 
@@ -523,30 +516,6 @@ impl ModelVolume {
             _ => false,
         }
     }
-}
-
-/// A hash of the versions of the files of a model. `None` if a change of one of them may not be noticed.
-fn hash_versions(model: &Model) -> Option<String> {
-    let mut parts = Sha256::new();
-    for source in model.sources.iter() {
-        add_version(&mut parts, &**source)?;
-    }
-    let described_by: Vec<SourceStat> = model.facts.described_by.iter().map(|file| file.stat).collect();
-    parts.update(format!("{described_by:?}"));
-    Some(HexDigits(&parts.finalize()).to_string())
-}
-
-/// Adds what identifies the version of a file to a hash. The number of its device is left out, because a file system
-/// that several machines share has another one on each of them.
-fn add_version(parts: &mut Sha256, source: &dyn Source) -> Option<()> {
-    match (source.path(), source.info().version) {
-        (Some(_), _) => {
-            let inode = source.id().map(|(_, inode)| inode);
-            parts.update(format!("{} {:?} {inode:?}\n", source.len(), source.stat().mtime));
-        }
-        (None, version) => parts.update(version?),
-    }
-    Some(())
 }
 
 /// The directory in `files/` that shows a folder.

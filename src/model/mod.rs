@@ -26,6 +26,7 @@ mod refusal;
 mod stem;
 mod table;
 mod unique_names;
+mod version;
 
 pub use assemble::dataset::MANIFEST;
 pub use assemble::ollama::{file_of, manifest_stem};
@@ -45,3 +46,4 @@ pub use quantized::QuantizedWeights;
 pub use refusal::refused_stat;
 pub use stem::{model_name, model_stem};
 pub use table::{Model, ModelForm, NoteKind, Shard, StatedTotals, Tensor, find_value, is_data_hash, metadata_text};
+pub use version::version_of;

@@ -1,5 +1,6 @@
 //! Statistics of elements of at most 16 bits, computed exactly from the number of occurrences of each code.
 
+use super::state::StatsState;
 use super::summary::{TensorStats, ValueHistogram};
 use super::tally::{ValueMoments, ValueTally};
 use crate::codec::elements::ToF32;
@@ -64,6 +65,20 @@ impl CodeCounts {
 
     pub(super) fn merge(&mut self, other: &Self) {
         self.codes.iter_mut().zip(other.by_code()).for_each(|(count, other)| *count += other);
+    }
+
+    pub(super) fn state(&self) -> StatsState {
+        let codes = self.by_code().into_iter().enumerate().filter(|(_, times)| *times > 0);
+        StatsState { counts: codes.map(|(code, times)| (code as i64, times)).collect(), ..StatsState::default() }
+    }
+
+    /// Continues with a state, if `count` values can have it. Call this only without values.
+    pub(super) fn restore(&mut self, state: &StatsState, count: u64) -> Option<()> {
+        state.counted(count).filter(|counted| *counted == count)?;
+        state.counts.iter().try_for_each(|(code, times)| {
+            *self.codes.get_mut(usize::try_from(*code).ok()?)? += times;
+            Some(())
+        })
     }
 
     /// The number of occurrences of each code.

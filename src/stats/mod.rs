@@ -4,10 +4,12 @@ mod accumulator;
 mod codes;
 mod real;
 mod special;
+mod state;
 mod summary;
 mod tally;
 mod wide;
 
 pub use accumulator::{StatsAccumulator, has};
 pub use special::SpecialCounts;
+pub use state::{FinishedState, StatsState};
 pub use summary::{BINS, TensorStats, ValueHistogram, json_len};

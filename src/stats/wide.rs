@@ -2,8 +2,10 @@
 //! pass is enough.
 
 use super::real::{RealNumber, lanes, power_of_two};
+use super::special::SpecialCounts;
+use super::state::{BlockMoments, StatsState};
 use super::summary::{BINS, TensorStats, ValueHistogram};
-use super::tally::{ValueMoments, ValueTally};
+use super::tally::{UNIT, ValueMoments, ValueTally};
 use std::ops::Range;
 
 /// Statistics of values that have too many codes for a table.
@@ -14,6 +16,8 @@ pub(super) struct WideStats<T> {
     /// Decodes elements; the output has the same number.
     decode: fn(&[u8], &mut [T]),
     tally: ValueTally,
+    /// The moments of the blocks that were added, in their order.
+    blocks: Vec<ValueMoments>,
     grid: WideGrid<T>,
     /// Two rings of [`CELLS`] counters, because a processor stalls if it increments the same counter twice in a row.
     /// The index in a ring is the number of the cell modulo [`CELLS`]: the cells in use never span more.
@@ -34,6 +38,7 @@ impl<T: RealNumber> WideStats<T> {
             bytes,
             decode,
             tally: ValueTally::new(),
+            blocks: Vec::new(),
             grid: WideGrid::new(T::LEAST),
             cells: vec![0; 2 * CELLS],
             places: vec![0; VALUES_AT_ONCE],
@@ -57,6 +62,12 @@ impl<T: RealNumber> WideStats<T> {
                 self.add_finite(&values[..finite]);
             }
         }
+    }
+
+    /// Ends a block, which consists of the values that were added since the last one. The moments of blocks are merged
+    /// only at the end, in the order of the blocks, so that they do not depend on who has counted which blocks.
+    pub(super) fn end_block(&mut self) {
+        self.blocks.push(std::mem::take(&mut self.tally.moments));
     }
 
     /// Adds values if all of them are finite; otherwise returns false and adds nothing.
@@ -117,11 +128,13 @@ impl<T: RealNumber> WideStats<T> {
     pub(super) fn merge(&mut self, other: &Self) {
         self.include(other.tally.min, other.tally.max);
         self.tally.merge(&other.tally);
+        self.blocks.extend_from_slice(&other.blocks);
         // Both grids have the narrowest possible cells, and this one covers both ranges, so its cells are not narrower.
         self.pour(&other.cells, other.used(), other.grid);
     }
 
-    pub(super) fn finish(self) -> TensorStats {
+    pub(super) fn finish(mut self) -> TensorStats {
+        self.blocks.iter().for_each(|block| self.tally.moments.merge(block));
         let used = self.used();
         if self.tally.min >= self.tally.max || used.is_empty() {
             let same = [(self.tally.min, self.tally.moments.count)];
@@ -139,6 +152,61 @@ impl<T: RealNumber> WideStats<T> {
             counts[((cell - start) / per_bin) as usize] += self.cells[at] + self.cells[at + CELLS];
         }
         self.tally.finish(ValueHistogram { low, high, counts })
+    }
+}
+
+impl<T: RealNumber> WideStats<T> {
+    pub(super) fn state(&self) -> StatsState {
+        let count = |cell: i64| {
+            let at = cell as usize % CELLS;
+            self.cells[at] + self.cells[at + CELLS]
+        };
+        let SpecialCounts { nan, pos_inf, neg_inf, .. } = self.tally.special;
+        let blocks = self.blocks.iter().map(|block| BlockMoments {
+            count: block.count,
+            mean: block.mean.to_bits(),
+            squares: block.squares.to_bits(),
+            exponent: block.exponent,
+        });
+        StatsState {
+            counts: self.used().map(|cell| (cell, count(cell))).filter(|(_, count)| *count > 0).collect(),
+            zeros: self.tally.zeros,
+            special: [nan, pos_inf, neg_inf],
+            min: self.tally.min.to_bits(),
+            max: self.tally.max.to_bits(),
+            blocks: blocks.collect(),
+        }
+    }
+
+    /// Continues with a state, if `count` values can have it. Call this only without values.
+    pub(super) fn restore(&mut self, state: &StatsState, count: u64) -> Option<()> {
+        let [nan, pos_inf, neg_inf] = state.special;
+        (self.tally.zeros, self.tally.special) = (state.zeros, SpecialCounts { nan, pos_inf, neg_inf, first: None });
+        let finite = state.counted(count)?;
+        let blocks = state.blocks.iter().map(|block| {
+            let is_possible = [0, UNIT, -UNIT].contains(&block.exponent) && block.count <= finite;
+            let (mean, squares) = (f64::from_bits(block.mean), f64::from_bits(block.squares));
+            is_possible.then_some(ValueMoments { count: block.count, mean, squares, exponent: block.exponent })
+        });
+        self.blocks = blocks.collect::<Option<_>>()?;
+        let counted = self.blocks.iter().try_fold(0, |sum: u64, block| sum.checked_add(block.count))?;
+        if finite == 0 {
+            return (counted == 0).then_some(());
+        }
+        let (min, max) = (f64::from_bits(state.min), f64::from_bits(state.max));
+        let is_value = |value: f64| value.is_finite() && T::narrow(value).into() == value;
+        if counted != finite || !is_value(min) || !is_value(max) || min > max {
+            return None;
+        }
+        self.include(min, max);
+        let used = self.used();
+        for (cell, count) in &state.counts {
+            if !used.contains(cell) {
+                return None;
+            }
+            self.cells[*cell as usize % CELLS] += count;
+        }
+        Some(())
     }
 }
 

@@ -29,7 +29,7 @@ pub use overflow::{OverflowingTensor, find_overflows, overflow_bytes};
 pub use results::CachedResults;
 pub use selection::ExportTensors;
 pub use shards::ShardTensors;
-pub use stats::{has_statistics, tensor_stats};
+pub use stats::{has_statistics, part_stats, stats_blocks, tensor_stats};
 pub use table::{UnknownView, ViewFile, ViewFiles, names, shown_views};
 pub use values::{FloatDtype, ValueConversion, own as numbers};
 pub use views::ModelViews;

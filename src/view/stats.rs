@@ -8,6 +8,7 @@ use crate::format::Dtype;
 use crate::model::{Model, TensorId, TensorNumbers};
 use crate::stats::{self, StatsAccumulator, TensorStats};
 use crate::threads::{self, cores};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Smallest share of a thread, in bytes. Smaller tensors are processed by one thread.
@@ -21,6 +22,21 @@ pub fn has_statistics(numbers: &TensorNumbers) -> bool {
 /// The statistics of the values of a tensor, counted on all cores. Fails if it has none.
 pub fn tensor_stats(model: &Model, numbers: &TensorNumbers, request: &ReadRequest) -> Result<TensorStats, Error> {
     stats_count(numbers.dtype(), &own(model, numbers), request)
+}
+
+/// The size of the values of a tensor in bytes, and the size of the blocks that are counted at a time.
+pub fn stats_blocks(model: &Model, numbers: &TensorNumbers) -> (u64, u64) {
+    (own(model, numbers).len(), step(numbers.dtype()))
+}
+
+/// As [`tensor_stats`], of a part in bytes: whole blocks as [`stats_blocks`] gives them, up to the last one.
+pub fn part_stats(
+    model: &Model,
+    numbers: &TensorNumbers,
+    part: Range<u64>,
+    request: &ReadRequest,
+) -> Result<StatsAccumulator, Error> {
+    count_part(numbers.dtype(), &own(model, numbers), part, request)
 }
 
 /// The file of a tensor. The whole file is computed at the first read.
@@ -80,19 +96,29 @@ impl GeneratedBytes for ComputedFile {
 }
 
 pub(super) fn stats_count(dtype: Dtype, data: &Content, request: &ReadRequest) -> Result<TensorStats, Error> {
+    count_part(dtype, data, 0..data.len(), request).map(StatsAccumulator::finish)
+}
+
+fn count_part(
+    dtype: Dtype,
+    data: &Content,
+    part: Range<u64>,
+    request: &ReadRequest,
+) -> Result<StatsAccumulator, Error> {
     let mut whole = empty_stats(dtype)?;
-    let step = step(dtype);
-    // Every part except the last consists of whole blocks.
-    let share = data.len().div_ceil(cores() as u64).max(PART_MIN).next_multiple_of(step);
-    let counted = threads::map_parallel(data.len().div_ceil(share).max(1) as usize, |at| {
+    let (step, len) = (step(dtype), part.end - part.start);
+    // Every share except the last consists of whole blocks.
+    let share = len.div_ceil(cores() as u64).max(PART_MIN).next_multiple_of(step);
+    let counted = threads::map_parallel(len.div_ceil(share).max(1) as usize, |at| {
         let mut counted = empty_stats(dtype)?;
-        let part = at as u64 * share..((at as u64 + 1) * share).min(data.len());
-        each_value(data, part, step, request, |bytes| counted.add(bytes)).map(|()| counted)
+        let start = part.start + at as u64 * share;
+        let share = start..(start + share).min(part.end);
+        each_value(data, share, step, request, |bytes| counted.add(bytes)).map(|()| counted)
     });
     for counted in counted {
         whole.merge(&counted?);
     }
-    Ok(whole.finish())
+    Ok(whole)
 }
 
 fn empty_stats(dtype: Dtype) -> Result<StatsAccumulator, Error> {
