@@ -36,3 +36,27 @@ pub(super) fn is_below(file: &Location, top: &Location) -> bool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn files_that_were_opened_and_moved_away_are_not_below() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("top")).unwrap();
+        fs::write(at("secret"), "secret").unwrap();
+        fs::write(at("top/own"), "own").unwrap();
+        symlink(at("secret"), at("top/link")).unwrap();
+        let is_below = |name: &str| super::is_below(&at(name).as_path().into(), &at("top").as_path().into());
+        assert!(is_below("top/own") && is_below("top/absent") && !is_below("top/link"));
+        for name in ["top/own", "top/link"] {
+            source::open_local(&at(name).as_path().into()).unwrap();
+            fs::remove_file(at(name)).unwrap();
+            assert!(!is_below(name), "{name}");
+        }
+    }
+}

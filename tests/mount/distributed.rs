@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 fn script(command: &str, dir: &Path) -> String {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/distributed.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/rank_files.py");
     run_ok(python().to_str().unwrap(), [script.as_os_str(), command.as_ref(), dir.as_os_str()])
 }
 

@@ -268,4 +268,17 @@ mod tests {
         }
         assert_eq!(stem_of("model-*-of-00002.safetensors".as_ref()), None);
     }
+
+    #[test]
+    fn files_that_were_moved_away_are_still_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |rank: usize| dir.path().join(format!("shard-{rank:05}-model-00001-of-00001.safetensors"));
+        (1..=3).for_each(|rank| std::fs::write(at(rank), "").unwrap());
+        let location = Location::from(&*dir.path().join("shard-*-model-*-of-00001.safetensors"));
+        assert!(is_pattern(&location) && open_distributed(&location, ParseMode::Strict).is_err());
+        std::fs::rename(at(2), dir.path().join("away")).unwrap();
+        let KnownFiles { main, others, .. } = pattern_files(&location);
+        let found: Vec<Location> = std::iter::once(main).chain(others).collect();
+        assert_eq!(found, [at(1), at(2), at(3)].map(|path| Location::from(&*path)));
+    }
 }

@@ -1,9 +1,9 @@
 """A checkpoint as the processes of PyTorch save it with HuggingFaceStorageWriter(save_distributed=True).
 
-    distributed.py write DIRECTORY    DIRECTORY/saved has the files of the processes, and DIRECTORY/whole the same model
-                                      as one file, with the tensors in the order in which they are shown
-    distributed.py sums DIRECTORY     a line with name, dtype, shape and SHA-256 for each tensor of the files in it,
-                                      which NumPy joins
+    rank_files.py write DIRECTORY    DIRECTORY/saved has the files of the processes, and DIRECTORY/whole the same model
+                                     as one file, with the tensors in the order in which they are shown
+    rank_files.py sums DIRECTORY     a line with name, dtype, shape and SHA-256 for each tensor of the files in it,
+                                     which NumPy joins
 """
 
 import hashlib
