@@ -1,12 +1,14 @@
 //! Parts of the work on a model, which several processes do at the same time. Which part has what follows from the
 //! sizes of tensors alone, so that the processes need not talk to each other.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// One of several parts: `2/8` is the second of eight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// One of several parts: `2/8` is the second of eight, also where it is serialized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct WorkPart {
     /// Counts from 1.
     pub number: u32,
@@ -69,6 +71,20 @@ impl WorkPart {
 impl fmt::Display for WorkPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.number, self.count)
+    }
+}
+
+impl From<WorkPart> for String {
+    fn from(part: WorkPart) -> Self {
+        part.to_string()
+    }
+}
+
+impl TryFrom<String> for WorkPart {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
     }
 }
 

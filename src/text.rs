@@ -128,6 +128,17 @@ fn push_hex(word: &mut String, bytes: &[u8]) {
     bytes.iter().for_each(|byte| word.push_str(&format!("\\x{byte:02x}")));
 }
 
+/// The first of `count` things, and how many follow: `1, 2, 3 and 5 more`.
+pub fn first_of(things: impl IntoIterator<Item = String>, count: usize) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<String> = things.into_iter().take(SHOWN).collect();
+    let shown = shown.join(", ");
+    match count.saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
 /// A shape in brackets, such as `[2, 3]`. Cut after 16 dimensions, which is more than real shapes have.
 pub fn brackets(shape: &[u64]) -> String {
     const SHOWN: usize = 16;

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use weightfs::format::Dtype;
 use weightfs::parts::WorkPart;
 use weightfs::stats::{FinishedState, StatsAccumulator, StatsState, TensorStats};
-use weightfs::text::quote;
+use weightfs::text::{first_of, quote};
 use weightfs::units::plural;
 
 /// A line of a part.
@@ -46,8 +46,7 @@ struct PartHead {
     command: String,
     /// The version of weightfs.
     weightfs: String,
-    part: u32,
-    of: u32,
+    part: WorkPart,
     format: StatsFormat,
     several: bool,
     only: Vec<String>,
@@ -87,7 +86,6 @@ enum PartCounted {
 
 /// Prints a part.
 pub(super) struct PartWriter {
-    part: WorkPart,
     head: PartHead,
     models: u32,
     lines: u64,
@@ -98,15 +96,14 @@ impl PartWriter {
         let head = PartHead {
             command: "stats".into(),
             weightfs: env!("CARGO_PKG_VERSION").into(),
-            part: part.number,
-            of: part.count,
+            part,
             format: printer.format,
             several: printer.several,
             only: args.only.iter().map(|pattern| pattern.as_str().to_owned()).collect(),
             stored: args.stored,
             lenient: args.input.open.lenient,
         };
-        Self { part, head, models: 0, lines: 0 }
+        Self { head, models: 0, lines: 0 }
     }
 
     pub fn begin(&mut self, out: &mut StandardOutput) -> anyhow::Result<()> {
@@ -118,9 +115,10 @@ impl PartWriter {
         let (version, tensors) = (counted.model.version(), counted.tensors.len());
         self.write(&PartLine::Model(PartModel { source, version, tensors, others }), out)?;
         // Small models, which are in one part as a whole, are spread over the parts.
-        let number = (self.part.number - 1 + self.models % self.part.count) % self.part.count + 1;
+        let WorkPart { number, count } = self.head.part;
+        let number = (number - 1 + self.models % count) % count + 1;
         self.models = self.models.wrapping_add(1);
-        counted.each_piece(WorkPart { number, ..self.part }, &mut |piece, found| {
+        counted.each_piece(WorkPart { number, count }, &mut |piece, found| {
             let numbers = counted.numbers(counted.tensors[piece.tensor]);
             let tensor = PartTensor {
                 index: piece.tensor,
@@ -195,8 +193,9 @@ impl ReadPart {
     /// Fails unless both are parts of the same whole.
     fn check_beside(&self, first: &Self) -> anyhow::Result<()> {
         let (a, b) = (first.path.display(), self.path.display());
-        if self.head.of != first.head.of {
-            bail!("{a} is a part of {}, but {b} is a part of {}", first.head.of, self.head.of);
+        let [theirs, ours] = [first, self].map(|part| part.head.part.count);
+        if theirs != ours {
+            bail!("{a} is a part of {theirs}, but {b} is a part of {ours}");
         }
         if (PartHead { part: first.head.part, ..self.head.clone() }) != first.head {
             bail!("{a} and {b} were made with different options");
@@ -227,18 +226,17 @@ pub fn run_combine(args: &CombineArgs) -> anyhow::Result<ExitCode> {
             part.check_beside(first)?;
         }
         // A part may have been delivered twice.
-        parts.entry(part.head.part).or_insert(part);
+        parts.entry(part.head.part.number).or_insert(part);
     }
-    let parts: Vec<ReadPart> = parts.into_values().collect();
-    let Some(PartHead { of, format, several, .. }) = parts.first().map(|first| first.head.clone()) else {
+    let Some(PartHead { part, format, several, .. }) = parts.values().next().map(|first| first.head.clone()) else {
         return Ok(ExitCode::SUCCESS);
     };
-    check_complete(&parts, of)?;
-    let failed = parts.iter().any(|part| part.failed);
+    check_complete(&parts, part.count)?;
+    let failed = parts.values().any(|part| part.failed);
     to_stdout(|out| {
         let printer = StatsPrinter { format, several };
         let mut models: Vec<(PartModel, Vec<PartTensor>)> = Vec::new();
-        for part in parts {
+        for part in parts.into_values() {
             for (at, (model, tensors)) in part.models.into_iter().enumerate() {
                 match models.get_mut(at) {
                     Some((_, all)) => all.extend(tensors),
@@ -260,24 +258,15 @@ pub fn run_combine(args: &CombineArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Fails unless there is each of `of` parts.
-fn check_complete(parts: &[ReadPart], of: u32) -> anyhow::Result<()> {
-    const SHOWN: usize = 8;
-    if let Some(part) = parts.iter().find(|part| !(1..=of).contains(&part.head.part)) {
-        bail!("{}: there is no part {} of {of}", part.path.display(), part.head.part);
-    }
-    let missing = of - parts.len() as u32;
+/// Fails unless there is each of `count` parts, by their numbers.
+fn check_complete(parts: &BTreeMap<u32, ReadPart>, count: u32) -> anyhow::Result<()> {
+    let missing = count - parts.len() as u32;
     if missing == 0 {
         return Ok(());
     }
-    let absent = (1..=of).filter(|number| !parts.iter().any(|part| part.head.part == *number));
-    let shown: Vec<String> = absent.take(SHOWN).map(|number| number.to_string()).collect();
-    let more = match missing as usize - shown.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
+    let absent = (1..=count).filter(|number| !parts.contains_key(number)).map(|number| number.to_string());
     let are = if missing == 1 { "is" } else { "are" };
-    bail!("{} of {of} {are} missing: {}{more}", plural(missing.into(), "part"), shown.join(", "));
+    bail!("{} of {count} {are} missing: {}", plural(missing.into(), "part"), first_of(absent, missing as usize));
 }
 
 /// The statistics of all tensors of a model, from the pieces in all parts.

@@ -57,8 +57,7 @@ pub(super) fn check_cover(shape: &[u64], boxes: &[ArrayBox]) -> Result<(), BoxFa
     if boxes.len() > BOXES_MAX {
         return Err(BoxFault::TooMany { found: boxes.len() });
     }
-    // A tensor of 2^63 bytes has at most 63 dimensions with more than one element.
-    let kept: Vec<usize> = (0..shape.len()).filter(|dim| shape[*dim] != 1).collect();
+    let kept = wide_dims(shape);
     let place = |found: Vec<u64>| {
         let mut at = vec![0; shape.len()];
         kept.iter().zip(found).for_each(|(dim, index)| at[*dim] = index);
@@ -72,6 +71,12 @@ pub(super) fn check_cover(shape: &[u64], boxes: &[ArrayBox]) -> Result<(), BoxFa
         Some(at) => Err(BoxFault::Gap { at: place(at) }),
         None => Ok(()),
     }
+}
+
+/// The dimensions of an array that do not have one element. An array of less than 2^63 bytes has at most 63 with more,
+/// but may have thousands with one.
+pub(super) fn wide_dims(shape: &[u64]) -> Vec<usize> {
+    (0..shape.len()).filter(|dim| shape[*dim] != 1).collect()
 }
 
 /// An element that two boxes have. Sweeps along the dimension in which the boxes begin at the most different places.

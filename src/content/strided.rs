@@ -2,7 +2,7 @@
 //! are made of boxes in several sources. They are presented in C order and little-endian order: each range of bytes is
 //! gathered from the places that it needs.
 
-use super::boxes::{ArrayBox, BoxFault, check_cover};
+use super::boxes::{ArrayBox, BoxFault, check_cover, wide_dims};
 use super::extents::TakeRun;
 use super::request::Error;
 use crate::source::{self, Source};
@@ -364,12 +364,12 @@ impl StridedData {
             let layout = StridedLayout::new(shape, &whole.strides, size, 1);
             return Ok(Self { places, layout: layout.into() });
         }
-        // There may be thousands of dimensions of one element.
-        let kept = |dims: &[u64]| dims.iter().zip(shape).filter(|(_, len)| **len != 1).map(|(dim, _)| *dim).collect();
+        let kept = wide_dims(shape);
+        let of_kept = |all: &[u64]| kept.iter().map(|dim| all[*dim]).collect();
         for ArrayBox { offsets, shape, strides } in &mut boxes {
-            (*offsets, *shape, *strides) = (kept(offsets), kept(shape), kept(strides));
+            (*offsets, *shape, *strides) = (of_kept(offsets), of_kept(shape), of_kept(strides));
         }
-        let shape: SmallVec<[u64; 2]> = kept(shape);
+        let shape: SmallVec<[u64; 2]> = of_kept(shape);
         let layout = StridedLayout::of_boxes(&shape, boxes.into(), size);
         Ok(Self { places, layout: Arc::new(layout) })
     }
@@ -383,7 +383,7 @@ impl StridedData {
         if len == buf.len() {
             return self.gather(elements, buf);
         }
-        // The first or the last element is not needed as a whole.
+        // The first or the last element or row is not needed as a whole.
         let mut whole = vec![0; len];
         self.gather(elements, &mut whole)?;
         buf.copy_from_slice(&whole[skipped..skipped + buf.len()]);
@@ -412,10 +412,16 @@ impl StridedData {
         run.map_or(Ok(()), take)
     }
 
-    /// The elements that overlap a range of bytes.
+    /// The elements that are read for a range of bytes. Those of boxes are read in whole rows, unless a row is longer
+    /// than half of the range: the first part of a row, the rows after it and a part of the last one lie one after the
+    /// other in each box, and take one read instead of three.
     pub(super) fn elements(&self, bytes: &Range<u64>) -> Range<u64> {
-        let size = self.layout.size as u64;
-        bytes.start / size..bytes.end.div_ceil(size)
+        let StridedLayout { dims, boxes, len, size, .. } = &*self.layout;
+        let size = *size as u64;
+        let most = (bytes.end - bytes.start) / size / 2;
+        let rows = dims.iter().map(|dim| dim.out).filter(|row| !boxes.is_empty() && *row <= most);
+        let row = rows.max().unwrap_or(1);
+        bytes.start / size / row * row..bytes.end.div_ceil(size).next_multiple_of(row).min(*len)
     }
 
     pub(super) fn gather(&self, elements: Range<u64>, out: &mut [u8]) -> Result<(), source::Error> {

@@ -120,6 +120,11 @@ fn replace(file: &Path, old: &str, new: &str) {
     std::fs::write(file, bytes).unwrap();
 }
 
+/// Removes a file of a rank.
+fn remove(dir: &Path, rank: u32, file: u32) {
+    std::fs::remove_file(dir.join(format!("shard-{rank:05}-model-{file:05}-of-00002.safetensors"))).unwrap();
+}
+
 #[test]
 fn incomplete_checkpoints_are_refused() {
     require_fuse!();
@@ -127,19 +132,11 @@ fn incomplete_checkpoints_are_refused() {
     type Change = fn(&Path);
     let cases: [(Change, &str, &str); 9] = [
         (
-            |dir| {
-                ["00001", "00002"].into_iter().for_each(|file| {
-                    std::fs::remove_file(dir.join(format!("shard-00001-model-{file}-of-00002.safetensors"))).unwrap();
-                })
-            },
+            |dir| [1, 2].into_iter().for_each(|file| remove(dir, 1, file)),
             "1 of the 2 ranks of the model is missing: \"1\"",
             "layers.0.norm.weight",
         ),
-        (
-            |dir| std::fs::remove_file(dir.join("shard-00001-model-00002-of-00002.safetensors")).unwrap(),
-            "tensor \"layers.0.conv.weight\": no part has its element [0, 0, 0, 0]",
-            "plain",
-        ),
+        (|dir| remove(dir, 1, 2), "tensor \"layers.0.conv.weight\": no part has its element [0, 0, 0, 0]", "plain"),
         (
             |dir| replace(&dir.join(FILE), "\\\"saved_offsets\\\": [6]", "\\\"saved_offsets\\\": [5]"),
             "tensor \"layers.0.u\": two parts have its element [5]",
@@ -163,11 +160,7 @@ fn incomplete_checkpoints_are_refused() {
             "layers.0.emb.weight",
         ),
         (
-            |dir| {
-                ["00001", "00002"].into_iter().for_each(|rank| {
-                    std::fs::remove_file(dir.join(format!("shard-{rank}-model-00001-of-00002.safetensors"))).unwrap();
-                })
-            },
+            |dir| [1, 2].into_iter().for_each(|rank| remove(dir, rank, 1)),
             "1 of the 2 files of the model is missing: \"1\"",
             "layers.0.u",
         ),

@@ -11,7 +11,7 @@ use crate::format::{Header, MetadataValue, ParseMode, strip_suffix};
 use crate::model::error::{Error, LENIENT};
 use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind, Shard};
 use crate::source::{self, Location};
-use crate::text::quote;
+use crate::text::{first_of, quote};
 use crate::units::plural;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -178,14 +178,9 @@ pub(in crate::model) fn open_splits(location: &Location, mode: ParseMode) -> Res
 
 /// The message about files that are missing from a model of `count` files, which are `splits` or `shards`.
 pub(super) fn missing_files<N: AsRef<str>>(names: &[N], count: usize, files: &str) -> String {
-    const SHOWN: usize = 8;
-    let shown: Vec<_> = names.iter().take(SHOWN).map(|name| quote(name.as_ref())).collect();
-    let more = match names.len().saturating_sub(SHOWN) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    let (missing, are, shown) = (names.len(), if names.len() == 1 { "is" } else { "are" }, shown.join(", "));
-    format!("{missing} of the {count} {files} of the model {are} missing: {shown}{more}{LENIENT}")
+    let (missing, are) = (names.len(), if names.len() == 1 { "is" } else { "are" });
+    let shown = first_of(names.iter().map(|name| quote(name.as_ref())), missing);
+    format!("{missing} of the {count} {files} of the model {are} missing: {shown}{LENIENT}")
 }
 
 /// Opens a file as a model of its own, even if it is a split of one.
