@@ -39,7 +39,9 @@ pub enum Command {
     Show(ShowArgs),
     /// Print the statistics of the values of all tensors
     Stats(StatsArgs),
-    /// Join the parts that stats --part has printed
+    /// Print the SHA-256 of the bytes of all tensors, as SHA256SUMS in a mount
+    Sums(SumsArgs),
+    /// Join the parts that stats and sums have printed with --part
     Combine(CombineArgs),
     /// Write files of a mount to standard output, without mounting
     Cat(CatArgs),
@@ -918,13 +920,39 @@ pub struct StatsArgs {
     pub part: Option<WorkPart>,
 }
 
+const SUMS_HELP: &str = "\
+Examples:
+  weightfs sums model.safetensors > sums
+  weightfs sums hf://org/model --only '*.norm.weight'
+  cd mnt && sha256sum -c ../sums              in a mount of the same source
+
+Each line has the sum of a tensor and the path of its file in a mount. The sums are those of the stored bytes: quantized weights are
+not dequantized. A tensor is read by one thread, and by one part.
+
+Exit status: 0 success, 1 failure, 2 usage error.";
+
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = SUMS_HELP)]
+pub struct SumsArgs {
+    #[command(flatten)]
+    pub input: SourceArgs,
+
+    /// Print only tensors whose full name matches this glob; * matches dots and slashes too; can be repeated
+    #[arg(long, value_name = "PATTERN", value_parser = parse_pattern)]
+    pub only: Vec<glob::Pattern>,
+
+    /// Hash only part I of N, on one of several machines, and print it for weightfs combine
+    #[arg(long, value_name = "I/N")]
+    pub part: Option<WorkPart>,
+}
+
 const COMBINE_HELP: &str = "\
 Examples:
   weightfs stats s3://bucket/model --json --part 1/2 > 1.part      on one machine
   weightfs stats s3://bucket/model --json --part 2/2 > 2.part      on another one
   weightfs combine *.part
 
-The output is byte for byte that of the command without --part. Parts of different versions of a model, or with other options, are
+The output is byte for byte that of the command without --part: stats or sums. Parts of different versions of a model, or with other options, are
 refused, and missing ones are named. A part may be given twice.
 
 Exit status: 0 success, 1 failure, 2 usage error.";
@@ -932,7 +960,7 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = COMBINE_HELP)]
 pub struct CombineArgs {
-    /// Files that weightfs stats --part has printed
+    /// Files that weightfs stats --part or weightfs sums --part has printed
     #[arg(required = true, value_name = "PART", value_hint = ValueHint::FilePath)]
     pub parts: Vec<PathBuf>,
 }

@@ -7,6 +7,7 @@ pub mod check;
 pub mod combine;
 pub mod complete_words;
 mod counted;
+mod counted_parts;
 pub mod cp;
 pub mod demo;
 pub mod diff;
@@ -18,6 +19,7 @@ pub mod inspect;
 pub mod ls;
 pub mod metadata;
 pub mod mount;
+mod part_files;
 pub mod references;
 #[cfg(feature = "serve")]
 pub mod serve;
@@ -26,6 +28,7 @@ mod sort;
 pub mod stats;
 mod status;
 pub mod summary;
+pub mod sums;
 pub mod umount;
 pub mod write_docs;
 
@@ -48,6 +51,7 @@ pub fn run_command(command: &Command) -> Result<ExitCode> {
         Command::Ls(args) => ls::run_ls(args),
         Command::Show(args) => show::run_show(args),
         Command::Stats(args) => stats::run_stats(args),
+        Command::Sums(args) => sums::run_sums(args),
         Command::Combine(args) => combine::run_combine(args),
         Command::Cat(args) => cat::run_cat(args),
         Command::Cp(args) => cp::run_cp(args),

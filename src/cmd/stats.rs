@@ -1,12 +1,14 @@
 //! `weightfs stats`: the statistics of the values of all tensors.
 
-use super::combine::PartWriter;
 use super::counted::{CountedModel, StatsFormat, StatsPrinter};
+use super::counted_parts::write_share;
+use super::part_files::{PartCommand, PartHead, PartWriter};
 use crate::cli::StatsArgs;
 use crate::cli::pattern::WantedPatterns;
 use crate::opening::{NamedModels, report_unmatched};
 use crate::terminal::output::to_stdout;
 use std::process::ExitCode;
+use weightfs::parts::WorkPart;
 
 pub fn run_stats(args: &StatsArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
@@ -19,17 +21,16 @@ pub fn run_stats(args: &StatsArgs) -> anyhow::Result<ExitCode> {
         };
         let wanted = WantedPatterns::new(&args.only);
         let printer = StatsPrinter { format, several: models.files.len() > 1 };
-        let mut parts = args.part.map(|part| PartWriter::new(part, printer, args));
-        match &mut parts {
-            Some(parts) => parts.begin(out)?,
-            None => printer.begin(out)?,
+        let mut parts = args.part.map(|part| PartWriter::begin(head(part, printer, args), out)).transpose()?;
+        if parts.is_none() {
+            printer.begin(out)?;
         }
         let mut opened = false;
         let code = models.each(args.input.open.mode(), out, |model, location, out| {
             opened = true;
             let counted = CountedModel::new(model, location, &wanted, args);
             match &mut parts {
-                Some(parts) => parts.write_model(&counted, out),
+                Some(parts) => write_share(&counted, parts, out),
                 None => printer.print(&counted.head(), &mut |take| counted.each(take), out),
             }
         })?;
@@ -40,4 +41,9 @@ pub fn run_stats(args: &StatsArgs) -> anyhow::Result<ExitCode> {
         }
         Ok(code)
     })
+}
+
+fn head(part: WorkPart, StatsPrinter { format, several }: StatsPrinter, args: &StatsArgs) -> PartHead {
+    let command = PartCommand::Stats { format, several, stored: args.stored };
+    PartHead::new(command, part, &args.only, &args.input.open)
 }

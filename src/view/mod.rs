@@ -30,6 +30,7 @@ pub use results::CachedResults;
 pub use selection::ExportTensors;
 pub use shards::ShardTensors;
 pub use stats::{has_statistics, part_stats, stats_blocks, tensor_stats};
+pub use sums::{stored_path, sum_line, tensor_sum};
 pub use table::{UnknownView, ViewFile, ViewFiles, names, shown_views};
 pub use values::{FloatDtype, ValueConversion, own as numbers};
 pub use views::ModelViews;

@@ -11,9 +11,9 @@ use crate::name;
 use crate::text::HexDigits;
 use crate::threads;
 use sha2::{Digest, Sha256};
-use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::{fmt, io};
 
 /// Bytes that are read and hashed at a time.
 const STEP: u64 = 1 << 20;
@@ -56,7 +56,7 @@ impl SumsFile {
     /// The hash of a tensor, for which the request has waited.
     fn hash_of(&self, tensor: TensorId, request: &ReadRequest) -> Result<Arc<[u8]>, Error> {
         self.results.get(self.key_of(tensor), NOTHING, &ReadRequest::WAIT, || {
-            sha256(&stored_content(self.model(), tensor), request)
+            sha256(&stored_content(self.model(), tensor), request, &|_| ())
         })
     }
 
@@ -116,18 +116,42 @@ fn stored_content(model: &Model, tensor: TensorId) -> Content {
     model.data(&model.tensor(tensor)).into()
 }
 
-fn sha256(data: &Content, request: &ReadRequest) -> Result<Vec<u8>, Error> {
+/// The SHA-256 of the bytes of a tensor, in hexadecimal digits. Passes the number of bytes of each step to `advance`.
+pub fn tensor_sum(
+    model: &Model,
+    tensor: TensorId,
+    request: &ReadRequest,
+    advance: &dyn Fn(u64),
+) -> Result<String, Error> {
+    Ok(HexDigits(&sha256(&stored_content(model, tensor), request, advance)?).to_string())
+}
+
+fn sha256(data: &Content, request: &ReadRequest, advance: &dyn Fn(u64)) -> Result<Vec<u8>, Error> {
     let mut hasher = Sha256::new();
-    each_value(data, 0..data.len(), STEP, request, |bytes| hasher.update(bytes))?;
+    each_value(data, 0..data.len(), STEP, request, |bytes| {
+        hasher.update(bytes);
+        advance(bytes.len() as u64);
+    })?;
     Ok(hasher.finalize().to_vec())
 }
 
 fn write_line(model: &Model, tensor: TensorId, hash: &[u8], out: Out) -> io::Result<()> {
-    let name = name::encode_name(model.name(tensor));
-    // sha256sum marks names with escaped characters by a leading backslash. Encoded names contain no newlines, so only
-    // backslashes need escaping.
-    if name.contains('\\') {
-        out.write_all(b"\\")?;
+    writeln!(out, "{}", sum_line(&stored_path(model.name(tensor)), &HexDigits(hash)))
+}
+
+/// The path of the file of a tensor in a mount of its model.
+pub fn stored_path(name: &str) -> String {
+    format!("tensors/{}", name::encode_name(name))
+}
+
+/// A line as sha256sum(1) prints it, without the line feed.
+pub fn sum_line(path: &str, sum: &dyn fmt::Display) -> String {
+    // A leading backslash marks paths with escaped characters.
+    match path.contains(['\\', '\n', '\r']) {
+        true => {
+            let path = path.replace('\\', "\\\\").replace('\n', "\\n").replace('\r', "\\r");
+            format!("\\{sum}  {path}")
+        }
+        false => format!("{sum}  {path}"),
     }
-    writeln!(out, "{}  tensors/{}", HexDigits(hash), name.replace('\\', "\\\\"))
 }

@@ -16,3 +16,4 @@ mod quantized;
 mod references;
 mod room;
 mod stats;
+mod sums;

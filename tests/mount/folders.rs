@@ -59,6 +59,14 @@ fn pipeline_has_folder_for_each_model() {
     assert_eq!(names(&mount, "text_encoder/model.fp16/tensors"), ["a", "b"]);
     assert_eq!(mount.list("text_encoder/model.fp16/shards").len(), 2);
     assert!(mount.path("text_encoder/model.fp16/export/model.fp16-whole.safetensors").exists());
+    // The sums of all models name their files here.
+    let (source, sums) = (scene.path("pipe"), scene.path("sums"));
+    scene.ok(&format!(
+        "weightfs sums {} > {sums} && cd {} && sha256sum --strict --quiet -c {sums} && test $(wc -l < {sums}) = 5",
+        source.display(),
+        mount.point.display(),
+        sums = sums.display(),
+    ));
     // Every other file is a symlink to the original.
     for link in ["unet/config.json", "tokenizer/vocab.json", "model_index.json"] {
         let original = scene.path("pipe").join(link);

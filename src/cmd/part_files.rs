@@ -1,0 +1,258 @@
+//! Parts of what a command prints (`--part`), which `weightfs combine` joins.
+//!
+//! A part is text: a line of JSON for what was asked, one for each model, one for each tensor or piece of a tensor, and
+//! one that ends the part.
+
+use super::counted::{StatsFormat, UncountedTensor};
+use crate::cli::source::OpenArgs;
+use crate::terminal::output::{StandardOutput, compact};
+use anyhow::{Context, bail};
+use glob::Pattern;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use weightfs::parts::WorkPart;
+use weightfs::text::first_of;
+use weightfs::units::plural;
+
+/// A line of a part. `T` is what the command prints for a tensor.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum PartLine<T> {
+    Head(PartHead),
+    Model(PartModel),
+    Tensor(T),
+    End(PartEnd),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct PartEnd {
+    /// The number of lines before this one.
+    lines: u64,
+    /// Whether something was reported, such as a model that cannot be opened.
+    failed: bool,
+}
+
+/// What was asked.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct PartHead {
+    pub command: PartCommand,
+    /// The version of weightfs.
+    pub weightfs: String,
+    pub part: WorkPart,
+    pub only: Vec<String>,
+    pub lenient: bool,
+}
+
+impl PartHead {
+    pub fn new(command: PartCommand, part: WorkPart, only: &[Pattern], open: &OpenArgs) -> Self {
+        let weightfs = env!("CARGO_PKG_VERSION").into();
+        let only = only.iter().map(|pattern| pattern.as_str().to_owned()).collect();
+        Self { command, weightfs, part, only, lenient: open.lenient }
+    }
+}
+
+/// A command, and the options that other commands do not have.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum PartCommand {
+    Stats { format: StatsFormat, several: bool, stored: bool },
+    Sums,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct PartModel {
+    pub source: String,
+    /// `None` if the server gives no versions.
+    pub version: Option<String>,
+    /// The number of tensors, in all parts.
+    pub tensors: usize,
+    /// The tensors that the command leaves out.
+    pub others: Vec<UncountedTensor>,
+}
+
+/// Prints a part.
+pub(super) struct PartWriter {
+    head: PartHead,
+    models: u32,
+    lines: u64,
+}
+
+impl PartWriter {
+    /// Prints the first line.
+    pub fn begin(head: PartHead, out: &mut StandardOutput) -> anyhow::Result<Self> {
+        let mut writer = Self { head: head.clone(), models: 0, lines: 0 };
+        writer.write(&PartLine::<()>::Head(head), out)?;
+        Ok(writer)
+    }
+
+    /// Prints the line of a model. Returns the part of the work on it: small models, which are in one part as a whole,
+    /// are spread over the parts.
+    pub fn begin_model(&mut self, model: PartModel, out: &mut StandardOutput) -> anyhow::Result<WorkPart> {
+        self.write(&PartLine::<()>::Model(model), out)?;
+        let WorkPart { number, count } = self.head.part;
+        let number = (number - 1 + self.models % count) % count + 1;
+        self.models = self.models.wrapping_add(1);
+        Ok(WorkPart { number, count })
+    }
+
+    pub fn write_tensor(&mut self, tensor: impl Serialize, out: &mut StandardOutput) -> anyhow::Result<()> {
+        self.write(&PartLine::Tensor(tensor), out)
+    }
+
+    pub fn end(mut self, failed: bool, out: &mut StandardOutput) -> anyhow::Result<()> {
+        self.write(&PartLine::<()>::End(PartEnd { lines: self.lines, failed }), out)
+    }
+
+    fn write<T: Serialize>(&mut self, line: &PartLine<T>, out: &mut StandardOutput) -> anyhow::Result<()> {
+        self.lines += 1;
+        Ok(writeln!(out, "{}", compact(line)?)?)
+    }
+}
+
+/// A part of which the first line was read.
+pub(super) struct PartReader {
+    path: PathBuf,
+    pub head: PartHead,
+    reader: BufReader<File>,
+}
+
+/// A part that was read. `T` is what it has for a tensor.
+struct ReadPart<T> {
+    path: PathBuf,
+    head: PartHead,
+    models: Vec<(PartModel, Vec<T>)>,
+    failed: bool,
+}
+
+/// All parts together.
+pub(super) struct JoinedParts<T> {
+    pub models: Vec<(PartModel, Vec<T>)>,
+    /// Whether a process has reported something.
+    pub failed: bool,
+}
+
+/// Maximum length of the first line of a part, in bytes. It has the patterns of the command line.
+const HEAD_MAX: u64 = 16 << 20;
+
+/// Maximum length of another line. That of a model may name a million tensors without statistics.
+const LINE_MAX: u64 = 1 << 30;
+
+impl PartReader {
+    pub fn open(path: &Path) -> anyhow::Result<Self> {
+        let name = path.display();
+        let mut reader = BufReader::new(File::open(path).with_context(|| name.to_string())?);
+        let mut line = Vec::new();
+        (&mut reader).take(HEAD_MAX).read_until(b'\n', &mut line).with_context(|| name.to_string())?;
+        match serde_json::from_slice::<PartLine<IgnoredAny>>(&line) {
+            Ok(PartLine::Head(head)) => Ok(Self { path: path.to_owned(), head, reader }),
+            _ => bail!("{name}: not a part that weightfs has printed"),
+        }
+    }
+
+    fn read<T: DeserializeOwned>(self) -> anyhow::Result<ReadPart<T>> {
+        let Self { path, head, mut reader } = self;
+        let name = path.display();
+        let mut models: Vec<(PartModel, Vec<T>)> = Vec::new();
+        let (mut line, mut number) = (Vec::new(), 1);
+        loop {
+            number += 1;
+            line.clear();
+            (&mut reader).take(LINE_MAX).read_until(b'\n', &mut line).with_context(|| name.to_string())?;
+            match (serde_json::from_slice(&line), models.last_mut()) {
+                (Err(_), _) if line.last() != Some(&b'\n') => {
+                    bail!("{name}: not a whole part: it ends in line {number}")
+                }
+                (Err(error), _) => bail!("{name}: line {number}: {error}"),
+                (Ok(PartLine::Model(model)), _) => models.push((model, Vec::new())),
+                (Ok(PartLine::Tensor(tensor)), Some((_, tensors))) => tensors.push(tensor),
+                (Ok(PartLine::End(PartEnd { lines, failed })), _) if lines == number - 1 => {
+                    return Ok(ReadPart { path, head, models, failed });
+                }
+                (Ok(_), _) => bail!("{name}: line {number} is not expected there"),
+            }
+        }
+    }
+}
+
+impl<T> ReadPart<T> {
+    /// Fails unless both are parts of the same whole.
+    fn check_beside(&self, first: &Self) -> anyhow::Result<()> {
+        let (a, b) = (first.path.display(), self.path.display());
+        if self.models.len() != first.models.len() {
+            let [first, own] = [first, self].map(|part| plural(part.models.len() as u64, "model"));
+            bail!("{a} has {first}, but {b} has {own}");
+        }
+        for ((theirs, _), (ours, _)) in first.models.iter().zip(&self.models) {
+            // Machines may have the same files in different places.
+            if theirs.version != ours.version {
+                bail!("{a} and {b} are of different versions of {}", theirs.source);
+            }
+            if (theirs.tensors, &theirs.others) != (ours.tensors, &ours.others) {
+                bail!("{a} and {b} have different tensors of {}", theirs.source);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Fails unless two files are parts of what the same command prints.
+fn check_heads(a: (&Path, &PartHead), b: (&Path, &PartHead)) -> anyhow::Result<()> {
+    let [of_a, of_b] = [a.1, b.1].map(|head| head.part.count);
+    let (path_a, path_b) = (a.0.display(), b.0.display());
+    if of_a != of_b {
+        bail!("{path_a} is a part of {of_a}, but {path_b} is a part of {of_b}");
+    }
+    if (PartHead { part: a.1.part, ..b.1.clone() }) != *a.1 {
+        bail!("{path_a} and {path_b} were made with different options");
+    }
+    Ok(())
+}
+
+/// Reads all parts of a whole. A part that is there twice counts once.
+pub(super) fn join_parts<T: DeserializeOwned>(first: PartReader, others: &[PathBuf]) -> anyhow::Result<JoinedParts<T>> {
+    let first: ReadPart<T> = first.read()?;
+    let (path, head) = (first.path.clone(), first.head.clone());
+    let mut parts = BTreeMap::from([(head.part.number, first)]);
+    for other in others {
+        let other = PartReader::open(other)?;
+        check_heads((&path, &head), (&other.path, &other.head))?;
+        let other = other.read()?;
+        if let Some(first) = parts.get(&head.part.number) {
+            other.check_beside(first)?;
+        }
+        parts.entry(other.head.part.number).or_insert(other);
+    }
+    let (count, missing) = (head.part.count, head.part.count - parts.len() as u32);
+    if missing > 0 {
+        let absent = (1..=count).filter(|number| !parts.contains_key(number)).map(|number| number.to_string());
+        let are = if missing == 1 { "is" } else { "are" };
+        bail!("{} of {count} {are} missing: {}", plural(missing.into(), "part"), first_of(absent, missing as usize));
+    }
+    let failed = parts.values().any(|part| part.failed);
+    let mut models: Vec<(PartModel, Vec<T>)> = Vec::new();
+    for part in parts.into_values() {
+        for (at, (model, tensors)) in part.models.into_iter().enumerate() {
+            match models.get_mut(at) {
+                Some((_, all)) => all.extend(tensors),
+                None => models.push((model, tensors)),
+            }
+        }
+    }
+    Ok(JoinedParts { models, failed })
+}
+
+impl PartModel {
+    /// Fails unless the parts have each tensor of the model: those with the indices up to `found`, the last of which is
+    /// `last`.
+    pub fn check_whole(&self, found: usize, last: Option<usize>) -> anyhow::Result<()> {
+        if found != self.tensors || last.is_some_and(|last| last >= self.tensors) {
+            let found = plural(found as u64, "tensor");
+            bail!("{}: the parts have {found} in a row, but there are {}", self.source, self.tensors);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,147 @@
+//! `weightfs sums`: the SHA-256 of the bytes of all tensors, in the format of sha256sum(1).
+
+use super::part_files::{JoinedParts, PartCommand, PartHead, PartModel, PartWriter};
+use crate::cli::SumsArgs;
+use crate::cli::pattern::WantedPatterns;
+use crate::opening::{SourceLocator, open_catalog_model, report_unmatched};
+use crate::terminal::output::{StandardOutput, to_stdout};
+use crate::terminal::progress::ProgressLine;
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use weightfs::content::ReadRequest;
+use weightfs::model::{self, Model, OpenedModel, TensorId};
+use weightfs::parts::{WorkItem, WorkPart};
+use weightfs::source::Location;
+use weightfs::text::{printable, quote};
+use weightfs::{threads, view};
+
+/// About how many bytes of tensors are hashed side by side, before their lines are printed.
+const TOGETHER: u64 = 1 << 30;
+
+/// The sum of a tensor, in a part.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct TensorSum {
+    index: usize,
+    /// The path of its file in a mount.
+    path: String,
+    /// In hexadecimal digits.
+    sha256: String,
+}
+
+impl TensorSum {
+    fn print(&self, out: &mut StandardOutput) -> anyhow::Result<()> {
+        let line = view::sum_line(&self.path, &self.sha256);
+        let shown = if out.is_terminal { printable(&line) } else { line.into() };
+        Ok(writeln!(out, "{shown}")?)
+    }
+}
+
+pub fn run_sums(args: &SumsArgs) -> anyhow::Result<ExitCode> {
+    to_stdout(|out| {
+        let source = SourceLocator::for_command(&args.input.open.remote)?.locate(&args.input.source)?;
+        let mode = args.input.open.mode();
+        let head = |part| PartHead::new(PartCommand::Sums, part, &args.only, &args.input.open);
+        let parts = args.part.map(|part| PartWriter::begin(head(part), out)).transpose()?;
+        let mut printer = SumsPrinter { wanted: WantedPatterns::new(&args.only), parts };
+        let (mut opened, mut failed) = (false, false);
+        match model::open_location(&source, mode)? {
+            OpenedModel::Model(model) => {
+                opened = true;
+                model.report(&source);
+                printer.print(&model, &source, Path::new(""), out)?;
+            }
+            OpenedModel::Catalog(catalog) => {
+                for (path, id) in catalog.paths() {
+                    let location = source.join(&path);
+                    match open_catalog_model(&catalog, id, &location) {
+                        Ok(model) => {
+                            opened = true;
+                            printer.print(&model, &location, &path, out)?;
+                        }
+                        Err(error) => {
+                            failed = true;
+                            out.complain(&error.to_string())?;
+                        }
+                    }
+                }
+            }
+        }
+        let code = ExitCode::from(u8::from(failed));
+        let SumsPrinter { wanted, parts } = printer;
+        // If no model could be opened, the patterns were not tried.
+        let code = match opened {
+            true => report_unmatched(&wanted, std::slice::from_ref(&args.input.source), code, out)?,
+            false => code,
+        };
+        if let Some(parts) = parts {
+            parts.end(code != ExitCode::SUCCESS, out)?;
+        }
+        Ok(code)
+    })
+}
+
+/// Prints what `combine` finds in all parts.
+pub(super) fn print_joined(joined: JoinedParts<TensorSum>, out: &mut StandardOutput) -> anyhow::Result<()> {
+    let mut all = Vec::new();
+    for (model, mut sums) in joined.models {
+        sums.sort_by_key(|sum| sum.index);
+        let found = sums.iter().enumerate().take_while(|(at, sum)| *at == sum.index).count();
+        model.check_whole(found, sums.last().map(|last| last.index))?;
+        all.extend(sums);
+    }
+    // Nothing is printed before everything is known to fit.
+    all.iter().try_for_each(|sum| sum.print(out))
+}
+
+struct SumsPrinter<'a> {
+    wanted: WantedPatterns<'a>,
+    parts: Option<PartWriter>,
+}
+
+impl SumsPrinter<'_> {
+    /// Hashes the tensors of a model, or those of a part of the work, and prints their lines. `dir` is the directory of
+    /// the model in a mount.
+    fn print(&mut self, model: &Model, name: &Location, dir: &Path, out: &mut StandardOutput) -> anyhow::Result<()> {
+        let tensors: Vec<TensorId> = model.logical().iter().filter(|id| self.wanted.matches(model.name(*id))).collect();
+        let part = match &mut self.parts {
+            Some(parts) => {
+                let (version, others) = (model.version(), Vec::new());
+                parts
+                    .begin_model(PartModel { source: name.to_string(), version, tensors: tensors.len(), others }, out)?
+            }
+            None => WorkPart::WHOLE,
+        };
+        let sizes: Vec<u64> = tensors.iter().map(|id| model.tensor(*id).info.nbytes()).collect();
+        // A tensor is hashed by one part.
+        let items: Vec<WorkItem> = sizes.iter().map(|size| WorkItem { cost: *size, len: *size, step: *size }).collect();
+        let share: Vec<usize> = part.shares(&items).into_iter().map(|(index, _)| index).collect();
+        let progress = ProgressLine::new("hashing", share.iter().map(|at| sizes[*at]).fold(0, u64::saturating_add));
+        let mut rest = &share[..];
+        while !rest.is_empty() {
+            let mut bytes = 0u64;
+            let together = rest.iter().take_while(|at| {
+                bytes = bytes.saturating_add(sizes[**at]);
+                bytes <= TOGETHER
+            });
+            let (some, after) = rest.split_at(together.count().max(threads::cores()).min(rest.len()));
+            let sums = threads::map_parallel(some.len(), |at| {
+                view::tensor_sum(model, tensors[some[at]], &ReadRequest::WAIT, &|bytes| progress.add(bytes))
+            });
+            for (index, sum) in some.iter().zip(sums) {
+                let tensor = model.name(tensors[*index]);
+                let sha256 = sum.with_context(|| format!("{name}: {}", quote(tensor)))?;
+                let path = dir.join(view::stored_path(tensor)).to_string_lossy().into_owned();
+                let sum = TensorSum { index: *index, path, sha256 };
+                match &mut self.parts {
+                    Some(parts) => parts.write_tensor(sum, out)?,
+                    None => sum.print(out)?,
+                }
+            }
+            rest = after;
+        }
+        Ok(model.verify()?)
+    }
+}
