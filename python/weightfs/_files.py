@@ -42,7 +42,7 @@ class Files(Protocol):
 def open_files(source: Source, *, mounted: Optional[bool], options: Sequence[str]) -> Files:
     """Opens a source by a mount, or without one; if `mounted` is None, by a mount where that is possible."""
     use_mount = can_mount() if mounted is None else mounted
-    return MountedFiles(source, options) if use_mount else ServedFiles(source, options)
+    return MountedFiles(source, options) if use_mount else ServedFiles(Server(source, options=options))
 
 
 class MountedFiles:
@@ -83,12 +83,12 @@ class MountedFiles:
 
 
 class ServedFiles:
-    """Files that are read through a server of this process. It ends when the last array is deleted."""
+    """Files that are read through a server. It ends when nothing uses it any more, such as an array."""
 
     mount: Optional[Mount] = None
 
-    def __init__(self, source: Source, options: Sequence[str]) -> None:
-        self._server: Optional[Server] = Server(source, options=options)
+    def __init__(self, server: Server) -> None:
+        self._server: Optional[Server] = server
 
     @property
     def server(self) -> Server:

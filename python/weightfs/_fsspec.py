@@ -19,7 +19,7 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem  # type: ignore[import-untyped]
 
 from ._program import Error, Source
-from ._server import Server
+from ._server import Server, open_version
 
 _AT_ONCE = 8
 """Maximum number of ranges that `cat_ranges` reads at the same time."""
@@ -80,12 +80,8 @@ class WeightFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _server(self) -> Server:
         """The server of this process and those that it forks. It is started when it is needed first."""
         if self._opened is None:
-            server = Server(self._source, options=self._options)
-            found = server.version()
-            if self._pinned is not None and found != self._pinned:
-                server.close()
-                raise OSError(errno.ESTALE, "the source is not the version that was opened first", self._source)
-            self._pinned, self._opened = found, server
+            server = open_version(self._source, self._options, self._pinned)
+            self._pinned, self._opened = server.version(), server
         return self._opened
 
     def __reduce__(self) -> Tuple[Any, ...]:

@@ -245,6 +245,15 @@ class Server:
         return len(poll.poll(0)) > 0
 
 
+def open_version(source: Source, options: Sequence[str], version: Optional[str]) -> Server:
+    """Opens a source. Raises OSError (ESTALE) if it is not the version that is asked for; None asks for any."""
+    server = Server(source, options=options)
+    if version is not None and server.version() != version:
+        server.close()
+        raise OSError(errno.ESTALE, "the source is not the version that was opened first", os.fspath(source))
+    return server
+
+
 class _Connections:
     """The connections of one process."""
 

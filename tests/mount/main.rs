@@ -7,6 +7,7 @@ mod clients;
 mod command;
 mod completion;
 mod converted;
+mod dask;
 mod datasets;
 mod described;
 mod deviations;
