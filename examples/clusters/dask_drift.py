@@ -1,9 +1,10 @@
 """Prints how far each tensor has moved between two versions of a model: python dask_drift.py OLD NEW [SCHEDULER]
 
-The drift is the norm of the difference divided by the norm of the old tensor. Without the address of a scheduler, the
-threads of this process compute. OLD and NEW must have the same paths on all machines.
+The drift is the norm of the difference divided by the norm of the old tensor: `nan` where a tensor has NaN or infinite
+elements. Without the address of a scheduler, the threads of this process compute.
 """
 
+import math
 import sys
 
 import dask
@@ -22,10 +23,12 @@ if __name__ == "__main__":
 
         client = Client(sys.argv[3])
     old, new = weightfs.dask(sys.argv[1]), weightfs.dask(sys.argv[2])
-    common = [name for name in old if name in new and old[name].shape == new[name].shape]
-    sums = dask.compute([squares(old[name], new[name]) for name in common])[0]
-    drifts = {name: (moved / before) ** 0.5 for name, (moved, before) in zip(common, sums) if before > 0}
-    for name, drift in sorted(drifts.items(), key=lambda item: -item[1]):
-        print(f"{drift:.6f}  {name}")
-    for name in sorted({*old, *new}.difference(common)):
+    pairs = {name: (array, new[name]) for name, array in old.items() if name in new}
+    sums = {name: squares(a, b) for name, (a, b) in pairs.items() if a.shape == b.shape}
+    drifts = []
+    for name, (moved, before) in dask.compute(sums)[0].items():
+        ratio = moved / before if before != 0 else math.inf if moved > 0 else 0.0
+        drifts.append((-math.inf if math.isnan(ratio) else -ratio, f"{math.sqrt(ratio):.6f}  {name}"))
+    print(*(line for _, line in sorted(drifts)), sep="\n")
+    for name in sorted({*old, *new}.difference(sums)):
         print(f"only in one, or of another shape: {name}")

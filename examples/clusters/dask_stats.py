@@ -33,4 +33,5 @@ if __name__ == "__main__":
     arrays = weightfs.dask(sys.argv[1])
     counted = {name: statistics(array) for name, array in arrays.items() if array.size}
     for name, found in dask.compute(counted)[0].items():
-        print(json.dumps({"name": name, **{key: value.item() for key, value in found.items()}}))
+        numbers = {key: None if value != value else value.item() for key, value in found.items()}
+        print(json.dumps({"name": name, **numbers}))

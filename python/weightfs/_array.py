@@ -183,7 +183,8 @@ class ServedArray(NDArrayOperatorsMixin):
 
 def open_npy(server: Server, path: str) -> ServedArray:
     """The array of a `.npy` file of a mount. Reads the header."""
-    head = server.read(path, 0, 1024)
+    # A header has at least 64 bytes. More could be bytes of the array, which would be fetched or dequantized.
+    head = server.read(path, 0, 64)
     is_first = head[6] == 1
     begin = 10 + int.from_bytes(head[8:10], "little") if is_first else 12 + int.from_bytes(head[8:12], "little")
     file = io.BytesIO(head if begin <= len(head) else server.read(path, 0, begin))

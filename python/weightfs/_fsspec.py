@@ -18,7 +18,7 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
 
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem  # type: ignore[import-untyped]
 
-from ._program import Error, Source
+from ._program import Error, Source, shown
 from ._server import Server, open_version
 
 _AT_ONCE = 8
@@ -87,7 +87,7 @@ class WeightFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def __reduce__(self) -> Tuple[Any, ...]:
         if self.version is None:
             reason = "no version of the source is known, so another process could read other bytes"
-            raise OSError(errno.ENOTSUP, reason, self._source)
+            raise OSError(errno.ENOTSUP, reason, shown(self._source))
         return _unpickled, (type(self), self._source, self._options, self.version)
 
     def info(self, path: str, **kwargs: Any) -> Dict[str, Any]:
@@ -162,7 +162,7 @@ class WeightFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return WeightFile(self, path, mode, block_size or "default", **kwargs)
 
     def _read_only(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), self._source)
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), shown(self._source))
 
     mkdir = makedirs = rmdir = rm = rm_file = _rm = mv = cp_file = touch = pipe_file = put_file = _read_only
 

@@ -55,6 +55,16 @@ def _directories() -> Iterator[str]:
     yield str(packages.parent.parent.parent / "bin")
 
 
+def shown(source: Source) -> str:
+    """A source for messages: a URL without its user and its query, which may be secret."""
+    text = os.fspath(source)
+    if "://" not in text:
+        return text
+    scheme, _, rest = text.partition("://")
+    server, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}://{server.rpartition('@')[2]}{slash}{path}"
+
+
 def messages(said: bytes) -> List[str]:
     """The messages that the program has written to standard error."""
     prefix = f"{_NAME}: "

@@ -21,7 +21,7 @@ import weakref
 from typing import IO, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, TypeVar
 from urllib.parse import quote
 
-from ._program import Error, Source, log_warnings, messages, program
+from ._program import Error, Source, log_warnings, messages, program, shown
 
 _Received = TypeVar("_Received")
 
@@ -222,7 +222,7 @@ class Server:
     def _fail_without_answer(self, path: str, begin: int, deadline: float) -> None:
         """Raises an error if the server has ended, or has logged one for the file since `begin`. Otherwise waits for
         the next try, or raises an error after the deadline."""
-        if self._has_ended():
+        if self.has_ended():
             # Only its parent can wait for the process.
             try:
                 status = self._process.wait(_END) if os.getpid() == self._maker else None
@@ -238,7 +238,7 @@ class Server:
             raise Error(said or "the server does not answer", 1) from None
         time.sleep(_RETRY)
 
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the server has closed the shared socket."""
         poll = select.poll()
         poll.register(self._shared, 0)
@@ -250,7 +250,7 @@ def open_version(source: Source, options: Sequence[str], version: Optional[str])
     server = Server(source, options=options)
     if version is not None and server.version() != version:
         server.close()
-        raise OSError(errno.ESTALE, "the source is not the version that was opened first", os.fspath(source))
+        raise OSError(errno.ESTALE, "the source is not the version that was opened first", shown(source))
     return server
 
 

@@ -29,8 +29,19 @@ fn task_reads_its_rows_only() {
 }
 
 #[test]
+fn server_that_was_killed_is_replaced() {
+    run("ended_servers");
+}
+
+#[test]
 fn another_version_is_an_error() {
     run("versions");
+}
+
+#[cfg(feature = "remote")]
+#[test]
+fn processes_open_remote_sources_in_their_version() {
+    run("remote");
 }
 
 #[test]

@@ -3,14 +3,20 @@
 Each test prints `ok`, or raises.
 """
 
+import contextlib
+import errno
+import hashlib
 import json
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import dask
@@ -41,6 +47,7 @@ def write_models():
         "stack": RANDOM.integers(0, 1000, (3, 20, 500)).astype(np.int32),
         "scalar": np.array(3.5, np.float32),
         "without.rows": np.zeros((0, 4), np.float32),
+        "without.columns": np.zeros((10**12, 0), np.float32),
         "a/b %": np.arange(5, dtype=np.uint8),
     }
     safetensors.numpy.save_file(tensors, "model.safetensors")
@@ -108,9 +115,10 @@ def test_names():
     assert list(arrays) == [name for name in weightfs.dask("model.safetensors") if name in ("matrix", "half")]
     assert repr(arrays).startswith("<weightfs.DaskArrays of 2 tensors of ")
     raises(KeyError, "scalar", lambda: arrays["scalar"])
-    raises(ValueError, "no tensor has a name like 'x*'", lambda: weightfs.dask("model.safetensors", only=["m*", "x*"]))
-    raises(ValueError, "chunks are 0", lambda: weightfs.dask("model.safetensors", chunks=0))
-    raises(ValueError, "", lambda: weightfs.dask("model.safetensors", chunks="many"))
+    raises(ValueError, "no array has a name like 'x*'", lambda: weightfs.dask("model.safetensors", only=["m*", "x*"]))
+    assert list(weightfs.dask("model.safetensors", only=iter(["h*"]))) == ["half"]
+    for chunks in (0, -1, "", "many", None, True, (10, 10), 1.5):
+        raises(ValueError, "such as '64MiB'", lambda: weightfs.dask("model.safetensors", chunks=chunks))
     raises(weightfs.Error, "none.safetensors", lambda: weightfs.dask("none.safetensors"))
     raises(weightfs.Error, "not one model", lambda: weightfs.dask("."))
     assert arrays["half"].name == weightfs.dask("model.safetensors")["half"].name != arrays["matrix"].name
@@ -144,6 +152,22 @@ def test_rows():
         assert 60 * expected[0].nbytes <= sum(read) <= 100 * expected[0].nbytes, read
 
 
+def test_ended_servers():
+    """A server that was killed is replaced, in this process and in another one. Blocks can be written to."""
+    tensors, _ = write_models()
+    lazy = weightfs.dask("model.safetensors", chunks="10 kB")["matrix"]
+    # Unpickled, it uses the server that all tasks share.
+    for array in (lazy, pickle.loads(pickle.dumps(lazy))):
+        np.testing.assert_array_equal(array.compute(), tensors["matrix"])
+        for child in psutil.Process().children():
+            if child.name() == "weightfs":
+                child.kill()
+                child.wait(DEADLINE)
+        twice = array.map_blocks(lambda block: block.__imul__(2))
+        np.testing.assert_array_equal(twice.compute(), tensors["matrix"] * 2)
+    assert servers() == 1
+
+
 def test_versions():
     """A process that finds another version raises."""
     write_models()
@@ -152,8 +176,98 @@ def test_versions():
     np.testing.assert_array_equal(pickle.loads(copy).compute(), lazy.compute())
     safetensors.numpy.save_file({"matrix": np.zeros((1000, 64), np.float32)}, "new.safetensors")
     os.replace("new.safetensors", "model.safetensors")
-    weightfs._dask._open_once.cache_clear()
+    weightfs._dask._forget_servers()
     raises(OSError, "the source is not the version that was opened first", pickle.loads(copy).compute)
+
+
+class Store(ThreadingHTTPServer):
+    """A server of the files of this directory that counts the bytes it sends, with or without versions."""
+
+    daemon_threads = True
+
+    def __init__(self, has_versions):
+        super().__init__(("127.0.0.1", 0), StoreHandler)
+        self.has_versions = has_versions
+        self.sent = 0
+
+
+class StoreHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def do_HEAD(self):
+        self.respond(has_body=False)
+
+    def do_GET(self):
+        self.respond(has_body=True)
+
+    def respond(self, has_body):
+        file = Path(self.path[1:])
+        if not file.is_file():
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        content = file.read_bytes()
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        begin = int(wanted[1]) if wanted else 0
+        end = min(int(wanted[2]) + 1, len(content)) if wanted and wanted[2] else len(content)
+        self.send_response(206 if wanted else 200)
+        if wanted:
+            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(content)}")
+        if self.server.has_versions:
+            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("Content-Length", str(end - begin))
+        self.end_headers()
+        if has_body:
+            self.server.sent += end - begin
+            # The program ends transfers that it no longer needs.
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(content[begin:end])
+
+
+@contextlib.contextmanager
+def served(has_versions):
+    """A server, and the URL of remote.safetensors."""
+    with Store(has_versions) as store:
+        threading.Thread(target=store.serve_forever, daemon=True).start()
+        try:
+            yield store, f"http://127.0.0.1:{store.server_port}/remote.safetensors"
+        finally:
+            store.shutdown()
+
+
+def fails(number, work):
+    try:
+        work()
+    except OSError as error:
+        assert error.errno == number, error
+    else:
+        raise AssertionError(f"no {errno.errorcode[number]}")
+
+
+def test_remote():
+    """Processes open a remote source by its location, in its version. Arrays are made without fetching elements."""
+    os.environ["XDG_CACHE_HOME"] = os.path.abspath("cache")
+    # Tensors of 1 MiB, so that the bytes beside the header, which are fetched with it, are those of the first one.
+    tensors = {f"{at:02}": np.full((1024, 256), at, np.float32) for at in range(8)}
+    safetensors.numpy.save_file(tensors, "remote.safetensors")
+    elsewhere = {"scheduler": "processes", "num_workers": 1}
+    with served(has_versions=False) as (_, url):
+        lazy = weightfs.dask(url)["05"]
+        np.testing.assert_array_equal(lazy.compute(scheduler="threads"), tensors["05"])
+        fails(errno.ENOTSUP, lambda: lazy.compute(**elsewhere))
+    with served(has_versions=True) as (store, url):
+        arrays = weightfs.dask(url, chunks="256KiB")
+        sent = store.sent
+        lazy = dict(arrays)
+        assert store.sent == sent, f"{store.sent - sent} bytes were fetched to make arrays"
+        np.testing.assert_array_equal(lazy["06"][300:310].compute(**elsewhere), tensors["06"][300:310])
+        safetensors.numpy.save_file({**tensors, "06": tensors["06"] + 1}, "new.safetensors")
+        os.replace("new.safetensors", "remote.safetensors")
+        fails(errno.ESTALE, lambda: lazy["06"][300:310].compute(**elsewhere))
 
 
 def servers():
@@ -196,7 +310,10 @@ def run_example(name, *args):
 def test_examples():
     """The examples print what NumPy computes, with threads and with the workers of a scheduler."""
     tensors, _ = write_models()
-    moved = {**tensors, "matrix": tensors["matrix"] * np.float32(1.5), "added": np.zeros(3, np.float32)}
+    old = {"zero": np.zeros(3, np.float32), "nan": np.array([np.nan, 1], np.float32), "same": np.ones(2, np.float32)}
+    moved = {"zero": np.ones(3, np.float32), "nan": np.ones(2, np.float32), "same": old["same"]}
+    moved.update({"matrix": tensors["matrix"] * np.float32(1.5), "added": np.zeros(3, np.float32)})
+    safetensors.numpy.save_file({"matrix": tensors["matrix"], **old}, "old.safetensors")
     safetensors.numpy.save_file(moved, "moved.safetensors")
     with LocalCluster(n_workers=2, threads_per_worker=1, **LOCAL) as cluster:
         for scheduler in ([], [cluster.scheduler_address]):
@@ -208,9 +325,9 @@ def test_examples():
                 found = [line[key] for key in ("min", "max", "mean", "std", "zeros", "not_finite")]
                 expected = [values.min(), values.max(), values.mean(), values.std(), (values == 0).sum(), 0]
                 np.testing.assert_allclose(found, expected, rtol=1e-9)
-            drift = run_example("dask_drift.py", "model.safetensors", "moved.safetensors", *scheduler).splitlines()
-            assert drift[0] == "0.500000  matrix" and drift[1].startswith("0.000000  ")
-            assert drift[-1] == "only in one, or of another shape: added"
+            drift = run_example("dask_drift.py", "old.safetensors", "moved.safetensors", *scheduler).splitlines()
+            expected = ["inf  zero", "nan  nan", "0.500000  matrix", "0.000000  same"]
+            assert drift == [*expected, "only in one, or of another shape: added"], drift
 
 
 if __name__ == "__main__":
