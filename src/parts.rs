@@ -53,6 +53,12 @@ impl WorkPart {
         shares.collect()
     }
 
+    /// The items of these sizes that the part has, by their indices. None is divided.
+    pub fn shares_whole(self, sizes: impl Iterator<Item = u64>) -> Vec<usize> {
+        let items: Vec<WorkItem> = sizes.map(|size| WorkItem { cost: size, len: size, step: size }).collect();
+        self.shares(&items).into_iter().map(|(index, _)| index).collect()
+    }
+
     /// Where the part with this number ends. `ends` has the sum of the costs up to each item.
     fn boundary(self, number: u32, items: &[WorkItem], ends: &[u128]) -> Boundary {
         let place = ends.last().map_or(0, |total| total * u128::from(number) / u128::from(self.count));

@@ -41,7 +41,7 @@ pub enum Command {
     Stats(StatsArgs),
     /// Print the SHA-256 of the bytes of all tensors, as SHA256SUMS in a mount
     Sums(SumsArgs),
-    /// Join the parts that stats and sums have printed with --part
+    /// Join the parts that stats, sums and export have printed with --part
     Combine(CombineArgs),
     /// Write files of a mount to standard output, without mounting
     Cat(CatArgs),
@@ -757,6 +757,11 @@ pub struct ExportArgs {
     /// Write shards of at most SIZE of data each, such as 5GB, and their index; a larger tensor gets its own shard
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub shard_size: Option<ByteSize>,
+
+    /// Write only part I of N of the shards, on one of several machines, to the directory OUT, which may exist; print
+    /// the part, from which weightfs combine prints the index
+    #[arg(long, value_name = "I/N", requires = "shard_size")]
+    pub part: Option<WorkPart>,
 }
 
 const REFERENCES_HELP: &str = "\
@@ -951,8 +956,10 @@ Examples:
   weightfs stats s3://bucket/model --json --part 1/2 > 1.part      on one machine
   weightfs stats s3://bucket/model --json --part 2/2 > 2.part      on another one
   weightfs combine *.part
+  weightfs export --dtype bf16 --shard-size 5GB model out --part 1/2 > 1.part
+  weightfs combine *.part > out/model.safetensors.index.json       after part 2/2
 
-The output is byte for byte that of the command without --part: stats or sums. Parts of different versions of a model, or with other options, are
+The output is byte for byte that of the command without --part: stats or sums; for export, it is the index of the shards. Parts of different versions of a model, or with other options, are
 refused, and missing ones are named. A part may be given twice.
 
 Exit status: 0 success, 1 failure, 2 usage error.";
@@ -960,7 +967,7 @@ Exit status: 0 success, 1 failure, 2 usage error.";
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = COMBINE_HELP)]
 pub struct CombineArgs {
-    /// Files that weightfs stats --part or weightfs sums --part has printed
+    /// Files that weightfs stats, sums or export has printed with --part
     #[arg(required = true, value_name = "PART", value_hint = ValueHint::FilePath)]
     pub parts: Vec<PathBuf>,
 }

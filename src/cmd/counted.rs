@@ -125,10 +125,12 @@ impl<'m> CountedModel<'m> {
                 progress.add(some[at].cost);
                 counted
             });
-            for (piece, counted) in some.iter().zip(counted) {
-                let name = || format!("{}: {}", self.location, quote(self.numbers(self.tensors[piece.tensor]).name()));
-                take(piece, counted.with_context(name)?)?;
-            }
+            progress.suspend(|| {
+                some.iter().zip(counted).try_for_each(|(piece, counted)| {
+                    let tensor = self.numbers(self.tensors[piece.tensor]);
+                    take(piece, counted.with_context(|| format!("{}: {}", self.location, quote(tensor.name())))?)
+                })
+            })?;
             rest = after;
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The statistics of parts of a model, which are printed with `--part` and joined.
 
 use super::counted::{CountedHead, CountedModel, CountedPiece, CountedTensor, StatsPrinter};
-use super::part_files::{JoinedParts, PartModel, PartWriter};
+use super::part_files::{PartModel, PartWriter};
 use crate::terminal::output::StandardOutput;
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use weightfs::stats::{FinishedState, StatsAccumulator, StatsState, TensorStats};
 use weightfs::text::quote;
 
 /// The statistics of a tensor, or of a piece of it.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct PartTensor {
     index: usize,
     name: String,
@@ -23,7 +23,7 @@ pub(super) struct PartTensor {
     counted: PartCounted,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum PartCounted {
     Whole(FinishedState),
@@ -60,11 +60,11 @@ pub(super) fn write_share(
 
 /// Prints what one process without `--part` prints.
 pub(super) fn print_joined(
-    joined: JoinedParts<PartTensor>,
+    models: Vec<(PartModel, Vec<PartTensor>)>,
     printer: StatsPrinter,
     out: &mut StandardOutput,
 ) -> anyhow::Result<()> {
-    let combined = joined.models.into_iter().map(|(model, tensors)| {
+    let combined = models.into_iter().map(|(model, tensors)| {
         let counted = combine_tensors(&model, tensors)?;
         Ok((CountedHead { source: model.source, others: model.others }, counted))
     });
@@ -81,18 +81,15 @@ pub(super) fn print_joined(
 fn combine_tensors(model: &PartModel, mut pieces: Vec<PartTensor>) -> anyhow::Result<Vec<CountedTensor>> {
     pieces.sort_by_key(|piece| (piece.index, piece.range));
     let mut counted = Vec::new();
+    model.check_whole(pieces.chunk_by(|a, b| a.index == b.index).map(|same| same[0].index))?;
     for same in pieces.chunk_by(|a, b| a.index == b.index) {
-        let PartTensor { index, name, dtype, shape, .. } = &same[0];
-        if *index != counted.len() {
-            break;
-        }
+        let PartTensor { name, dtype, shape, .. } = &same[0];
         let Some(stats) = combine_pieces(same) else {
             bail!("{}: the pieces of {} do not fit together", model.source, quote(name));
         };
         let (name, dtype, shape) = (name.clone(), dtype.clone(), shape.clone());
         counted.push(CountedTensor { name, dtype, shape, stats });
     }
-    model.check_whole(counted.len(), pieces.last().map(|last| last.index))?;
     Ok(counted)
 }
 

@@ -1,16 +1,19 @@
 //! `weightfs export`: writes a model, some of its tensors, or a directory of models to files.
 
+use super::part_files::{PartCommand, PartHead, PartModel, PartWriter};
 use crate::cli::pattern::{WantedPatterns, unmatched};
 use crate::cli::{self, ExportArgs, FormatArg};
 use crate::opening;
 use crate::process::logging::complain;
 use crate::process::signals::InterruptFlag;
-use crate::terminal::output::written;
+use crate::terminal::output::{StandardOutput, to_stdout, written};
 use crate::terminal::progress::ProgressLine;
 use anyhow::{Context, bail};
 use bytesize::ByteSize;
+use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -19,12 +22,13 @@ use std::sync::Arc;
 use weightfs::content::{Content, ReadRequest};
 use weightfs::format::{self, gguf};
 use weightfs::model::{self, Catalog, Model, OpenedModel};
-use weightfs::source::Location;
+use weightfs::parts::WorkPart;
+use weightfs::source::{self, Location};
 use weightfs::text::quote;
 use weightfs::units::{grouped, plural};
 use weightfs::view::{
-    ExportTensors, FloatDtype, ModelExport, OverflowingTensor, ShardTensors, ValueConversion, find_overflows,
-    gguf_file, overflow_bytes,
+    ExportTensors, FloatDtype, IndexedShard, ModelExport, OverflowingTensor, ShardTensors, ValueConversion,
+    find_overflows, gguf_file, index_text, overflow_bytes,
 };
 use weightfs::write::{OutputDir, OutputFile, is_stdout};
 
@@ -41,7 +45,17 @@ const SHARDS_MAX: usize = 10_000;
 /// Writes a model as one file or as several.
 pub fn run_export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     let (source, opened) = opening::open_source(&args.input)?;
-    let job = ExportJob { args, source, wanted: WantedPatterns::new(&args.only), interrupted: InterruptFlag::watch()? };
+    if let Some(part) = args.part {
+        return to_stdout(|out| {
+            let job = ExportJob::new(args, source)?;
+            match opened {
+                OpenedModel::Model(model) => job.part(&Arc::new(*model), part, out)?,
+                OpenedModel::Catalog(catalog) => bail!("{}", opening::several_models(&job.source, &catalog)),
+            }
+            Ok(ExitCode::SUCCESS)
+        });
+    }
+    let job = ExportJob::new(args, source)?;
     written(match opened {
         OpenedModel::Model(model) => job.one(&Arc::new(*model)),
         OpenedModel::Catalog(catalog) => job.several(&catalog),
@@ -53,6 +67,12 @@ struct ExportJob<'a> {
     source: Location,
     wanted: WantedPatterns<'a>,
     interrupted: InterruptFlag,
+}
+
+impl<'a> ExportJob<'a> {
+    fn new(args: &'a ExportArgs, source: Location) -> anyhow::Result<Self> {
+        Ok(Self { args, source, wanted: WantedPatterns::new(&args.only), interrupted: InterruptFlag::watch()? })
+    }
 }
 
 impl ExportJob<'_> {
@@ -92,6 +112,55 @@ impl ExportJob<'_> {
         let output = self.fill(output, &content, &progress)?;
         model.verify()?;
         self.finish(output, &progress)
+    }
+
+    /// Writes the files of a part of the shards, and prints what `combine` needs for the index.
+    fn part(self, model: &Arc<Model>, part: WorkPart, out: &mut StandardOutput) -> anyhow::Result<()> {
+        let (source, args) = (&self.source, self.args);
+        let size = args.shard_size.context("--part divides the files that --shard-size makes")?;
+        if is_stdout(&args.out) {
+            bail!("standard output has the part; name a directory for the files");
+        }
+        let format = self.format(model, None, source)?;
+        self.warn_quantized(model, source);
+        let tensors = self.choose(model);
+        self.all_matched()?;
+        self.measure(model, &tensors, format, source)?;
+        let shards = ShardTensors::new(model, &tensors, self.conversion(), size.as_u64());
+        let files: Vec<(String, ExportTensors)> =
+            shards.files().map(|(name, tensors)| (name, ExportTensors::These(tensors.into()))).collect();
+        let contents = files.iter().map(|(_, tensors)| self.content(model, tensors.clone(), format, source));
+        let contents = contents.collect::<anyhow::Result<Vec<Content>>>()?;
+        if let Err(error) = fs::create_dir(&args.out)
+            && !args.out.is_dir()
+        {
+            // As an I/O error, it would be taken for one of standard output.
+            bail!("{}: {}", args.out.display(), source::strerror(&error));
+        }
+        let (conversion, align, clean) = (self.conversion(), args.align, args.clean);
+        let command = PartCommand::Export { conversion, shard_size: size.as_u64(), align, clean };
+        let mut parts = PartWriter::begin(PartHead::new(command, part, &args.only, &args.input.open), out)?;
+        let (version, others) = (model.version(), Vec::new());
+        let whole = PartModel { source: source.to_string(), version, tensors: files.len(), others };
+        let share = parts.begin_model(whole, out)?.shares_whole(contents.iter().map(Content::len));
+        for at in &share {
+            self.warn_infinite(model, &files[*at].1, source)?;
+        }
+        let progress = ProgressLine::new(WRITING, share.iter().map(|at| contents[*at].len()).sum());
+        for at in share {
+            let path = args.out.join(&files[at].0);
+            let mut output = OutputFile::create(&path, export_mode(model))?;
+            if let Some(source) = model.stat() {
+                output.limit_readers(source)?;
+            }
+            self.spare_source(model, &files[at].1, format, &path, &output)?;
+            output.check_force(args.force)?;
+            let output = self.fill(output, &contents[at], &progress)?;
+            model.verify()?;
+            self.finish(output, &progress)?;
+            parts.write_tensor(PartShard { index: at, shard: shards.indexed(model, at) }, out)?;
+        }
+        parts.end(false, out)
     }
 
     fn choose(&self, model: &Model) -> ExportTensors {
@@ -386,6 +455,24 @@ impl ExportJob<'_> {
         self.interrupted.check()?;
         Ok(progress.during(SYNCING, || output.commit())?)
     }
+}
+
+/// A file that a part of an export has written.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct PartShard {
+    index: usize,
+    shard: IndexedShard,
+}
+
+/// Prints the index of the shards of all parts. A single one has none.
+pub(super) fn print_joined(models: Vec<(PartModel, Vec<PartShard>)>, out: &mut StandardOutput) -> anyhow::Result<()> {
+    for (model, mut files) in models {
+        files.sort_by_key(|file| file.index);
+        model.check_whole(files.iter().map(|file| file.index))?;
+        let shards: Vec<IndexedShard> = files.into_iter().map(|file| file.shard).collect();
+        out.write_all(index_text(&shards).unwrap_or_default().as_bytes())?;
+    }
+    Ok(())
 }
 
 fn is_empty(tensors: &ExportTensors) -> bool {

@@ -11,12 +11,14 @@ use glob::Pattern;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use weightfs::parts::WorkPart;
-use weightfs::text::first_of;
+use weightfs::text::{first_of, printable};
 use weightfs::units::plural;
+use weightfs::view::ValueConversion;
 
 /// A line of a part. `T` is what the command prints for a tensor.
 #[derive(Debug, Serialize, Deserialize)]
@@ -49,11 +51,13 @@ pub(super) struct PartHead {
 
 impl PartHead {
     pub fn new(command: PartCommand, part: WorkPart, only: &[Pattern], open: &OpenArgs) -> Self {
-        let weightfs = env!("CARGO_PKG_VERSION").into();
+        let weightfs = VERSION.into();
         let only = only.iter().map(|pattern| pattern.as_str().to_owned()).collect();
         Self { command, weightfs, part, only, lenient: open.lenient }
     }
 }
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A command, and the options that other commands do not have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -61,6 +65,7 @@ impl PartHead {
 pub(super) enum PartCommand {
     Stats { format: StatsFormat, several: bool, stored: bool },
     Sums,
+    Export { conversion: Option<ValueConversion>, shard_size: u64, align: Option<u64>, clean: bool },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -68,7 +73,7 @@ pub(super) struct PartModel {
     pub source: String,
     /// `None` if the server gives no versions.
     pub version: Option<String>,
-    /// The number of tensors, in all parts.
+    /// The number of tensors in all parts, or of the files that an export writes.
     pub tensors: usize,
     /// The tensors that the command leaves out.
     pub others: Vec<UncountedTensor>,
@@ -94,7 +99,8 @@ impl PartWriter {
     pub fn begin_model(&mut self, model: PartModel, out: &mut StandardOutput) -> anyhow::Result<WorkPart> {
         self.write(&PartLine::<()>::Model(model), out)?;
         let WorkPart { number, count } = self.head.part;
-        let number = (number - 1 + self.models % count) % count + 1;
+        let moved = u64::from(number - 1) + u64::from(self.models);
+        let number = (moved % u64::from(count)) as u32 + 1;
         self.models = self.models.wrapping_add(1);
         Ok(WorkPart { number, count })
     }
@@ -131,8 +137,8 @@ struct ReadPart<T> {
 /// All parts together.
 pub(super) struct JoinedParts<T> {
     pub models: Vec<(PartModel, Vec<T>)>,
-    /// Whether a process has reported something.
-    pub failed: bool,
+    /// The parts of processes that have reported something.
+    pub failed: Vec<PathBuf>,
 }
 
 /// Maximum length of the first line of a part, in bytes. It has the patterns of the command line.
@@ -148,6 +154,9 @@ impl PartReader {
         let mut line = Vec::new();
         (&mut reader).take(HEAD_MAX).read_until(b'\n', &mut line).with_context(|| name.to_string())?;
         match serde_json::from_slice::<PartLine<IgnoredAny>>(&line) {
+            Ok(PartLine::Head(head)) if head.weightfs != VERSION => {
+                bail!("{name}: printed by weightfs {}, and this is {VERSION}", printable(&head.weightfs))
+            }
             Ok(PartLine::Head(head)) => Ok(Self { path: path.to_owned(), head, reader }),
             _ => bail!("{name}: not a part that weightfs has printed"),
         }
@@ -163,6 +172,7 @@ impl PartReader {
             line.clear();
             (&mut reader).take(LINE_MAX).read_until(b'\n', &mut line).with_context(|| name.to_string())?;
             match (serde_json::from_slice(&line), models.last_mut()) {
+                (Err(_), _) if line.len() as u64 == LINE_MAX => bail!("{name}: line {number} is too long"),
                 (Err(_), _) if line.last() != Some(&b'\n') => {
                     bail!("{name}: not a whole part: it ends in line {number}")
                 }
@@ -213,7 +223,10 @@ fn check_heads(a: (&Path, &PartHead), b: (&Path, &PartHead)) -> anyhow::Result<(
 }
 
 /// Reads all parts of a whole. A part that is there twice counts once.
-pub(super) fn join_parts<T: DeserializeOwned>(first: PartReader, others: &[PathBuf]) -> anyhow::Result<JoinedParts<T>> {
+pub(super) fn join_parts<T: DeserializeOwned + PartialEq>(
+    first: PartReader,
+    others: &[PathBuf],
+) -> anyhow::Result<JoinedParts<T>> {
     let first: ReadPart<T> = first.read()?;
     let (path, head) = (first.path.clone(), first.head.clone());
     let mut parts = BTreeMap::from([(head.part.number, first)]);
@@ -224,7 +237,13 @@ pub(super) fn join_parts<T: DeserializeOwned>(first: PartReader, others: &[PathB
         if let Some(first) = parts.get(&head.part.number) {
             other.check_beside(first)?;
         }
-        parts.entry(other.head.part.number).or_insert(other);
+        match parts.entry(other.head.part.number) {
+            Entry::Occupied(same) if same.get().models != other.models => {
+                let (a, b) = (same.get().path.display(), other.path.display());
+                bail!("{a} and {b} are part {} with different contents", other.head.part);
+            }
+            entry => drop(entry.or_insert(other)),
+        }
     }
     let (count, missing) = (head.part.count, head.part.count - parts.len() as u32);
     if missing > 0 {
@@ -232,7 +251,7 @@ pub(super) fn join_parts<T: DeserializeOwned>(first: PartReader, others: &[PathB
         let are = if missing == 1 { "is" } else { "are" };
         bail!("{} of {count} {are} missing: {}", plural(missing.into(), "part"), first_of(absent, missing as usize));
     }
-    let failed = parts.values().any(|part| part.failed);
+    let failed = parts.values().filter(|part| part.failed).map(|part| part.path.clone()).collect();
     let mut models: Vec<(PartModel, Vec<T>)> = Vec::new();
     for part in parts.into_values() {
         for (at, (model, tensors)) in part.models.into_iter().enumerate() {
@@ -246,12 +265,15 @@ pub(super) fn join_parts<T: DeserializeOwned>(first: PartReader, others: &[PathB
 }
 
 impl PartModel {
-    /// Fails unless the parts have each tensor of the model: those with the indices up to `found`, the last of which is
-    /// `last`.
-    pub fn check_whole(&self, found: usize, last: Option<usize>) -> anyhow::Result<()> {
-        if found != self.tensors || last.is_some_and(|last| last >= self.tensors) {
-            let found = plural(found as u64, "tensor");
-            bail!("{}: the parts have {found} in a row, but there are {}", self.source, self.tensors);
+    /// Fails unless the parts have each tensor of the model once. `indices` are sorted.
+    pub fn check_whole(&self, indices: impl Iterator<Item = usize>) -> anyhow::Result<()> {
+        let (mut found, mut all) = (0, 0);
+        for index in indices {
+            found += usize::from(index == all);
+            all += 1;
+        }
+        if found != self.tensors || all != self.tensors {
+            bail!("{}: the parts have {found} of {} in a row", self.source, plural(self.tensors as u64, "tensor"));
         }
         Ok(())
     }

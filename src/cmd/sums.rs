@@ -1,19 +1,20 @@
 //! `weightfs sums`: the SHA-256 of the bytes of all tensors, in the format of sha256sum(1).
 
-use super::part_files::{JoinedParts, PartCommand, PartHead, PartModel, PartWriter};
+use super::part_files::{PartCommand, PartHead, PartModel, PartWriter};
 use crate::cli::SumsArgs;
 use crate::cli::pattern::WantedPatterns;
 use crate::opening::{SourceLocator, open_catalog_model, report_unmatched};
 use crate::terminal::output::{StandardOutput, to_stdout};
 use crate::terminal::progress::ProgressLine;
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use weightfs::content::ReadRequest;
+use weightfs::inspect::check::is_sum;
 use weightfs::model::{self, Model, OpenedModel, TensorId};
-use weightfs::parts::{WorkItem, WorkPart};
+use weightfs::parts::WorkPart;
 use weightfs::source::Location;
 use weightfs::text::{printable, quote};
 use weightfs::{threads, view};
@@ -22,7 +23,7 @@ use weightfs::{threads, view};
 const TOGETHER: u64 = 1 << 30;
 
 /// The sum of a tensor, in a part.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct TensorSum {
     index: usize,
     /// The path of its file in a mount.
@@ -32,6 +33,11 @@ pub(super) struct TensorSum {
 }
 
 impl TensorSum {
+    /// Whether a line can have them: the path of a file in a mount has no control characters.
+    fn is_possible(&self) -> bool {
+        is_sum(&self.sha256) && !self.path.contains(|char: char| char.is_ascii_control())
+    }
+
     fn print(&self, out: &mut StandardOutput) -> anyhow::Result<()> {
         let line = view::sum_line(&self.path, &self.sha256);
         let shown = if out.is_terminal { printable(&line) } else { line.into() };
@@ -84,12 +90,14 @@ pub fn run_sums(args: &SumsArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints what `combine` finds in all parts.
-pub(super) fn print_joined(joined: JoinedParts<TensorSum>, out: &mut StandardOutput) -> anyhow::Result<()> {
+pub(super) fn print_joined(models: Vec<(PartModel, Vec<TensorSum>)>, out: &mut StandardOutput) -> anyhow::Result<()> {
     let mut all = Vec::new();
-    for (model, mut sums) in joined.models {
+    for (model, mut sums) in models {
         sums.sort_by_key(|sum| sum.index);
-        let found = sums.iter().enumerate().take_while(|(at, sum)| *at == sum.index).count();
-        model.check_whole(found, sums.last().map(|last| last.index))?;
+        model.check_whole(sums.iter().map(|sum| sum.index))?;
+        if let Some(sum) = sums.iter().find(|sum| !sum.is_possible()) {
+            bail!("{}: there is no sum like {} of {}", model.source, quote(&sum.sha256), quote(&sum.path));
+        }
         all.extend(sums);
     }
     // Nothing is printed before everything is known to fit.
@@ -116,8 +124,7 @@ impl SumsPrinter<'_> {
         };
         let sizes: Vec<u64> = tensors.iter().map(|id| model.tensor(*id).info.nbytes()).collect();
         // A tensor is hashed by one part.
-        let items: Vec<WorkItem> = sizes.iter().map(|size| WorkItem { cost: *size, len: *size, step: *size }).collect();
-        let share: Vec<usize> = part.shares(&items).into_iter().map(|(index, _)| index).collect();
+        let share = part.shares_whole(sizes.iter().copied());
         let progress = ProgressLine::new("hashing", share.iter().map(|at| sizes[*at]).fold(0, u64::saturating_add));
         let mut rest = &share[..];
         while !rest.is_empty() {
@@ -130,16 +137,21 @@ impl SumsPrinter<'_> {
             let sums = threads::map_parallel(some.len(), |at| {
                 view::tensor_sum(model, tensors[some[at]], &ReadRequest::WAIT, &|bytes| progress.add(bytes))
             });
-            for (index, sum) in some.iter().zip(sums) {
+            let sums = some.iter().zip(sums).map(|(index, sum)| {
                 let tensor = model.name(tensors[*index]);
                 let sha256 = sum.with_context(|| format!("{name}: {}", quote(tensor)))?;
                 let path = dir.join(view::stored_path(tensor)).to_string_lossy().into_owned();
-                let sum = TensorSum { index: *index, path, sha256 };
-                match &mut self.parts {
-                    Some(parts) => parts.write_tensor(sum, out)?,
-                    None => sum.print(out)?,
+                anyhow::Ok(TensorSum { index: *index, path, sha256 })
+            });
+            progress.suspend(|| {
+                for sum in sums {
+                    match &mut self.parts {
+                        Some(parts) => parts.write_tensor(sum?, out)?,
+                        None => sum?.print(out)?,
+                    }
                 }
-            }
+                anyhow::Ok(out.flush()?)
+            })?;
             rest = after;
         }
         Ok(model.verify()?)

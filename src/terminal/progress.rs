@@ -42,6 +42,11 @@ impl ProgressLine {
         self.bar.inc(bytes);
     }
 
+    /// Runs work that writes to the terminal, without the bar.
+    pub fn suspend<R>(&self, work: impl FnOnce() -> R) -> R {
+        self.bar.suspend(work)
+    }
+
     /// Runs work that is not counted in bytes, under a label of its own.
     pub fn during<R>(&self, what: &'static str, work: impl FnOnce() -> R) -> R {
         self.bar.set_style(style(WAITING));

@@ -28,7 +28,7 @@ pub use index::write_tensor;
 pub use overflow::{OverflowingTensor, find_overflows, overflow_bytes};
 pub use results::CachedResults;
 pub use selection::ExportTensors;
-pub use shards::ShardTensors;
+pub use shards::{IndexedShard, ShardTensors, index_text};
 pub use stats::{has_statistics, part_stats, stats_blocks, tensor_stats};
 pub use sums::{stored_path, sum_line, tensor_sum};
 pub use table::{UnknownView, ViewFile, ViewFiles, names, shown_views};

@@ -7,6 +7,7 @@ use super::selection::{ExportTensors, numbers};
 use super::values::ValueConversion;
 use crate::model::{Model, TensorId, TensorNumbers};
 use crate::text::escape_json;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
 
@@ -59,25 +60,51 @@ impl ShardTensors {
         })
     }
 
+    /// What the index says about the shard at a position of [`ShardTensors::files`].
+    pub fn indexed(&self, model: &Model, at: usize) -> IndexedShard {
+        let mut shard = IndexedShard::default();
+        let Some((file, tensors)) = self.files().nth(at) else { return shard };
+        shard.file = file;
+        for id in tensors {
+            let numbers = numbers(model, *id, self.conversion);
+            shard.parameters = shard.parameters.saturating_add(numbers.elements());
+            shard.size = shard.size.saturating_add(nbytes(&numbers, self.conversion));
+            shard.tensors.push(numbers.name().to_owned());
+        }
+        shard
+    }
+
     /// File name and text of the index. A single shard has none.
     pub fn index(&self, model: &Model) -> Option<(&'static str, String)> {
-        if self.count() == 1 {
-            return None;
-        }
-        let (mut parameters, mut size, mut weight_map) = (0u64, 0u64, BTreeMap::new());
-        for (file, tensors) in self.files() {
-            for id in tensors {
-                let numbers = numbers(model, *id, self.conversion);
-                parameters = parameters.saturating_add(numbers.elements());
-                size = size.saturating_add(nbytes(&numbers, self.conversion));
-                weight_map.insert(numbers.name(), file.clone());
-            }
-        }
-        // Serializing strings and numbers cannot fail.
-        let metadata = json!({"total_parameters": parameters, "total_size": size});
-        let text =
-            serde_json::to_string_pretty(&json!({"metadata": metadata, "weight_map": weight_map})).unwrap_or_default();
-        // Python's json module escapes everything except printable ASCII.
-        Some((INDEX, escape_json(&text, |char| !matches!(char, ' '..='~')) + "\n"))
+        let shards: Vec<IndexedShard> = (0..self.count()).map(|at| self.indexed(model, at)).collect();
+        index_text(&shards).map(|text| (INDEX, text))
     }
+}
+
+/// A shard in the index.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IndexedShard {
+    pub file: String,
+    /// The number of elements of all tensors.
+    parameters: u64,
+    /// The size of the data of all tensors in bytes.
+    size: u64,
+    tensors: Vec<String>,
+}
+
+/// The text of the index of all shards of a model. A single shard has none.
+pub fn index_text(shards: &[IndexedShard]) -> Option<String> {
+    if shards.len() == 1 {
+        return None;
+    }
+    let parameters = shards.iter().map(|shard| shard.parameters).fold(0, u64::saturating_add);
+    let size = shards.iter().map(|shard| shard.size).fold(0, u64::saturating_add);
+    let files = shards.iter().flat_map(|shard| shard.tensors.iter().map(|tensor| (&tensor[..], &shard.file[..])));
+    let weight_map: BTreeMap<&str, &str> = files.collect();
+    let metadata = json!({"total_parameters": parameters, "total_size": size});
+    // Serializing strings and numbers cannot fail.
+    let text =
+        serde_json::to_string_pretty(&json!({"metadata": metadata, "weight_map": weight_map})).unwrap_or_default();
+    // Python's json module escapes everything except printable ASCII.
+    Some(escape_json(&text, |char| !matches!(char, ' '..='~')) + "\n")
 }

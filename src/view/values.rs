@@ -4,13 +4,14 @@ use crate::codec::{bf16, f16};
 use crate::content::{BlockDecoder, Content, DecodedData, Error, ReadRequest, SecondStep, Segment};
 use crate::format::Dtype;
 use crate::model::{Model, TensorNumbers};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// Approximate number of bytes that are read at a time.
 const AT_ONCE: u64 = 768 << 10;
 
 /// A dtype that values are converted to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FloatDtype {
     Bf16,
     F16,
@@ -54,7 +55,7 @@ impl FloatDtype {
 }
 
 /// A conversion of all numbers of an export.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ValueConversion {
     pub to: FloatDtype,
     /// Whether quantized weights are dequantized. Otherwise their stored numbers are converted.

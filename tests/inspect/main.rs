@@ -6,6 +6,7 @@ mod cache;
 mod check;
 mod demo;
 mod downloads;
+mod export_parts;
 mod hostile;
 mod identity;
 mod inspect;

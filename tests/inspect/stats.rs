@@ -243,7 +243,7 @@ fn parts_that_do_not_fit_are_refused() {
     refused("weightfs combine 1.part 3.part", "1 part of 3 is missing: 2");
     refused("weightfs combine a.safetensors", "a.safetensors: not a part that weightfs has printed");
     refused("weightfs combine /dev/zero", "/dev/zero: not a part that weightfs has printed");
-    refused("weightfs combine none.part", "none.part: No such file or directory");
+    refused("weightfs combine none.part", "weightfs: none.part: No such file or directory");
     refused("head -n -1 2.part > cut; weightfs combine 1.part cut 3.part", "cut: not a whole part: it ends in line");
     refused("head -c 3000 2.part > cut; weightfs combine 1.part cut 3.part", "cut: ");
     refused("grep -v embed 2.part > cut; weightfs combine 1.part cut 3.part", "cut: line ");

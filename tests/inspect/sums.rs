@@ -74,7 +74,28 @@ fn parts_that_do_not_fit_are_refused() {
         (
             "sed 's/\"index\":0/\"index\":6/' 1.part > cut1; sed 's/\"index\":0/\"index\":6/' 2.part > cut2
             sed 's/\"index\":0/\"index\":6/' 3.part > cut3; weightfs combine cut1 cut2 cut3",
-            "a.safetensors: the parts have 0 tensors in a row, but there are 6",
+            "a.safetensors: the parts have 0 of 6 tensors in a row",
+        ),
+        (
+            "sed -E 's/\"sha256\":\"./\"sha256\":\"\\\\n/' 1.part > cut; weightfs combine cut 2.part 3.part",
+            "a.safetensors: there is no sum like \"\\n",
+        ),
+        (
+            "sed -E 's#tensors/#\\\\u001b/#' 1.part > cut; weightfs combine cut 2.part 3.part",
+            "there is no sum like",
+        ),
+        (
+            "sed -E 's/(\"sha256\":\").{4}/\\10000/' 1.part > cut; weightfs combine 1.part 2.part cut 3.part",
+            "1.part and cut are part 1/3 with different contents",
+        ),
+        (
+            "awk '/\"tensor\"/ && !twice {print; twice = 1} {print}' 1.part | sed -E 's/(\"lines\":)[0-9]+/\\17/' > cut
+            sed -i \"s/\\\"lines\\\":7/\\\"lines\\\":$(($(wc -l < cut) - 1))/\" cut; weightfs combine cut 2.part 3.part",
+            "in a row",
+        ),
+        (
+            "sed 's/\"weightfs\":\"[0-9.]*/\"weightfs\":\"0.0.9/' 2.part > cut; weightfs combine 1.part cut 3.part",
+            "cut: printed by weightfs 0.0.9, and this is ",
         ),
         (
             "touch -d '2001-01-01' a.safetensors; weightfs sums a.safetensors --part 2/3 > cut
@@ -98,4 +119,8 @@ fn models_that_cannot_be_opened_are_reported_and_the_others_hashed() {
     assert!(whole.code == 1 && whole.err.contains("broken.safetensors") && whole.out.contains("b/tensors/only"));
     let said = combined(&room, ".", 2);
     assert_eq!((said.code, said.out), (1, whole.out));
+    assert!(said.err.contains("1.part: its process has reported an error"), "{}", said.err);
+    // Small models are spread over the parts, whatever their number.
+    let last = room.sh("weightfs sums . --part 4294967295/4294967295");
+    assert!(last.code == 1 && !last.err.contains("bug"), "{last:?}");
 }
