@@ -57,7 +57,9 @@ class DaskArrays(Mapping[str, Any]):
         version = self._place.version or uuid.uuid4().hex
         place = (self._place.source, self._place.options, version)
         token = dask.base.tokenize(*place, name, self._chunk, rows.dtype)
-        return dask.array.from_array(  # type: ignore[no-untyped-call]
+        # Dask gives this function no types.
+        from_array: Any = dask.array.from_array
+        return from_array(
             rows,
             chunks=_chunk_shape(rows.shape, rows.stored.itemsize, self._chunk),
             name=f"weightfs-{token}",
