@@ -5,14 +5,16 @@
 //!    `fs::serve_request` runs on the same thread.
 //! 2. [`fs::MountedTree`] finds the tree that the inode number belongs to: a tree can be replaced while it is mounted.
 //!    [`fs::Superblock::open`] decodes the number and returns the [`content::Content`] of the file, which borrows
-//!    nothing from the tree. The operation keeps it, so that this happens once.
-//! 3. [`content::Content::read`] finds the segment that holds the range. If the bytes may have to come from a device or
-//!    have to be computed, it returns without them. The operation is then parked with the scheduler, and a worker calls
-//!    `Content::read` a second time, which may now wait.
-//! 4. [`source::Source::bytes`] returns a slice of the memory map, which is passed to the kernel as it is. Small reads
+//!    nothing from the tree.
+//! 3. [`content::Content::plan`] finds the segment that holds the range, and the stored bytes that it needs. The
+//!    operation keeps this plan, so that all of this happens once.
+//! 4. [`content::ReadPlan::read`] returns the bytes. If they may have to come from a device or have to be computed, it
+//!    returns without them. The operation is then parked with the scheduler, and a worker calls `ReadPlan::read` a
+//!    second time, which may now wait.
+//! 5. [`source::Source::bytes`] returns a slice of the memory map, which is passed to the kernel as it is. Small reads
 //!    are copied into a buffer instead, between two `fstat` calls that detect a change of the file; so are files that
 //!    are not mapped, and reads that wait for a device.
-//! 5. After the reply, `Bytes::verify` detects whether the file was changed or cut while the kernel copied the slice.
+//! 6. After the reply, `Bytes::verify` detects whether the file was changed or cut while the kernel copied the slice.
 //!    If so, the kernel is told to drop the pages that it has cached.
 //!
 //! # The layers

@@ -51,9 +51,9 @@ fn raw_read_does_not_allocate() {
     let tensors = superblock.lookup(ROOT, b"tensors", &request).unwrap().ino;
     let ino = superblock.lookup(tensors, b"a.b", &request).unwrap().ino;
     let before = ALLOCATIONS.get();
-    let content = superblock.open(ino, &request).unwrap();
-    let wait = content.waits_for(&(4..90_000));
-    let read = content.read(4..90_000, &request).unwrap();
+    let plan = superblock.open(ino, &request).unwrap().plan(4..90_000);
+    let wait = plan.waits_for();
+    let read = plan.read(&request).unwrap();
     let attr = superblock.getattr(ino, &request).unwrap();
     let after = ALLOCATIONS.get();
     assert_eq!(wait, None);

@@ -47,10 +47,9 @@ impl GeneratedBytes for DeferredFile {
         Ok(())
     }
 
-    fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) -> Result<(), Error> {
-        match self.opened.get() {
-            Some(source) if part.end <= source.len() => take(&**source, part.clone()),
-            _ => Ok(()),
+    fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) {
+        if let Some(source) = self.opened.get().filter(|source| part.end <= source.len()) {
+            take(source, part.clone());
         }
     }
 }

@@ -1,6 +1,5 @@
 //! Runs of bytes of sources.
 
-use super::request::Error;
 use crate::source::{self, Source};
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,8 +23,8 @@ pub struct Extents {
     pub part: Range<u64>,
 }
 
-/// Takes a stored run and its source.
-pub type TakeRun<'t> = dyn FnMut(&dyn Source, Range<u64>) -> Result<(), Error> + 't;
+/// Takes a stored run: a range of bytes of a source.
+pub type TakeRun<'t> = dyn FnMut(&Arc<dyn Source>, Range<u64>) + 't;
 
 /// The sources of a model.
 pub type Sources = Arc<[Arc<dyn Source>]>;
@@ -56,10 +55,7 @@ impl Extents {
     /// Whether some of the bytes of `part` have to be gathered.
     pub(super) fn is_gathered(&self, part: &Range<u64>) -> bool {
         let mut is_gathered = false;
-        let _ = self.visit_runs(part, &mut |source, _| {
-            is_gathered |= source.is_gathered();
-            Ok(())
-        });
+        self.visit_runs(part, &mut |source, _| is_gathered |= source.is_gathered());
         is_gathered
     }
 
@@ -76,14 +72,13 @@ impl Extents {
         (end <= self.end(at)).then(|| (&*self.sources[run.source], from..from + end - start))
     }
 
-    pub(super) fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) -> Result<(), Error> {
+    pub(super) fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) {
         let (first, last) = (self.part.start + part.start, self.part.start + part.end);
-        let mut touched = (self.run_at(first)..self.runs.len()).take_while(|at| self.runs[*at].start < last);
-        touched.try_for_each(|at| {
+        for at in (self.run_at(first)..self.runs.len()).take_while(|at| self.runs[*at].start < last) {
             let SourceRun { start, source, offset } = self.runs[at];
             let (from, to) = (first.max(start), last.min(self.end(at)));
-            take(&*self.sources[source], offset + from - start..offset + to - start)
-        })
+            take(&self.sources[source], offset + from - start..offset + to - start);
+        }
     }
 
     pub(super) fn fill(&self, mut buf: &mut [u8], offset: u64) -> Result<(), source::Error> {

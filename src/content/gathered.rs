@@ -1,7 +1,7 @@
 //! An array whose elements are gathered, as a source in which they lie in C order.
 
-use super::extents::TakeRun;
-use super::request::Error;
+use super::extents::Extent;
+use super::plan::StoredRuns;
 use super::strided::StridedData;
 use crate::source::{self, Bytes, Source, SourceInfo, each_run, indices, span_of_runs};
 use nix::errno::Errno;
@@ -24,10 +24,13 @@ impl GatheredSource {
         Self { info: SourceInfo { len, path: None, ends: None, ..file.clone() }, array }
     }
 
-    /// Passes the runs of the file that a range needs to `take`, until it fails.
-    fn visit(&self, range: &Range<u64>, take: &mut TakeRun) -> Result<(), Error> {
-        let is_inside = indices(range, self.info.len).is_ok_and(|range| !range.is_empty());
-        if is_inside { self.array.visit_runs(range, take) } else { Ok(()) }
+    /// The runs of the files that a range needs.
+    fn runs(&self, range: &Range<u64>) -> StoredRuns {
+        let mut runs = StoredRuns::default();
+        if indices(range, self.info.len).is_ok_and(|range| !range.is_empty()) {
+            self.array.visit_runs(range, &mut |source, run| runs.push(source, run));
+        }
+        runs
     }
 }
 
@@ -62,20 +65,10 @@ impl Source for GatheredSource {
     }
 
     fn may_block(&self, range: &Range<u64>) -> bool {
-        let mut may_block = false;
-        let _ = self.visit(range, &mut |source, run| {
-            may_block |= source.may_block(&run);
-            Ok(())
-        });
-        may_block
+        self.runs(range).iter().any(|Extent { source, range }| source.may_block(range))
     }
 
     fn prepare(&self, range: Range<u64>, is_cancelled: &dyn Fn() -> bool) -> Result<(), source::Error> {
-        let mut failed = Ok(());
-        let _ = self.visit(&range, &mut |source, run| {
-            failed = source.prepare(run, is_cancelled);
-            if failed.is_ok() { Ok(()) } else { Err(Error::Interrupted) }
-        });
-        failed
+        self.runs(&range).iter().try_for_each(|Extent { source, range }| source.prepare(range.clone(), is_cancelled))
     }
 }

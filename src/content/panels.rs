@@ -5,7 +5,6 @@
 //! follow: so many rows that each read of the source gives a kilobyte.
 
 use super::extents::TakeRun;
-use super::request::Error;
 use super::strided::{CopySpan, StridedData, StridedLayout};
 use crate::kept::KeptValues;
 use crate::source::{self, Source};
@@ -61,7 +60,7 @@ impl StridedData {
     }
 
     /// As [`super::Segment::visit_runs`].
-    pub(super) fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) -> Result<(), Error> {
+    pub(super) fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) {
         match self.has_panels(part) {
             true => self.visit_panels(part, take),
             false => self.visit_runs_alone(part, GAP_MAX, take),
@@ -87,11 +86,13 @@ impl StridedData {
     }
 
     /// As [`Self::visit_runs`], for a part that is read in panels. Kept panels need nothing.
-    fn visit_panels(&self, part: &Range<u64>, take: &mut TakeRun) -> Result<(), Error> {
-        self.panels(part).try_for_each(|number| match PANELS.find(&self.key(number)) {
-            Some(panel) if panel.bytes.get().is_some() => Ok(()),
-            _ => self.visit_runs_alone(&self.panel_range(number), PANEL_GAP_MAX, take),
-        })
+    fn visit_panels(&self, part: &Range<u64>, take: &mut TakeRun) {
+        for number in self.panels(part) {
+            let is_kept = PANELS.find(&self.key(number)).is_some_and(|panel| panel.bytes.get().is_some());
+            if !is_kept {
+                self.visit_runs_alone(&self.panel_range(number), PANEL_GAP_MAX, take);
+            }
+        }
     }
 
     /// Whether a part of the array, in bytes, is read in panels: it is long, and needs many short reads of the source.

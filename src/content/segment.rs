@@ -43,10 +43,8 @@ pub trait GeneratedBytes: Send + Sync {
     /// Fills `buf` with the bytes from `offset` on, which lie inside the number of bytes.
     fn fill(&self, buf: &mut [u8], offset: u64, request: &ReadRequest) -> Result<(), Error>;
 
-    /// Passes the stored runs that `part` is made of to `take`, as far as they are known, until it fails.
-    fn visit_runs(&self, _part: &Range<u64>, _take: &mut TakeRun) -> Result<(), Error> {
-        Ok(())
-    }
+    /// Passes the stored runs that `part` is made of to `take`, as far as they are known.
+    fn visit_runs(&self, _part: &Range<u64>, _take: &mut TakeRun) {}
 }
 
 /// Consecutive segments that are not kept in memory.
@@ -100,17 +98,21 @@ impl Segment {
         self.len() == 0
     }
 
-    /// Passes the stored runs that are needed for `part`, as far as they are known, to `take`, until it fails.
-    pub fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) -> Result<(), Error> {
+    /// Passes the stored runs that are needed for `part`, as far as they are known, to `take`.
+    pub fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) {
         match self {
-            Self::Literal(_) => Ok(()),
-            Self::Extent(extent) => take(&*extent.source, extent.place(part)),
+            Self::Literal(_) => {}
+            Self::Extent(extent) => take(&extent.source, extent.place(part)),
             Self::Extents(extents) => extents.visit_runs(part, take),
             Self::Strided(strided) => strided.visit_runs(part, take),
             Self::Decoded(decoded) => decoded.data.visit_runs(&decoded.decoder.encoded(part), take),
             Self::Generated(generated) => generated.visit_runs(part, take),
-            Self::Series(series) => series
-                .visit_segments(part, &mut |segment, begins| segment.visit_runs(&overlap(segment, begins, part), take)),
+            Self::Series(series) => {
+                let _ = series.visit_segments(part, &mut |segment, begins| {
+                    segment.visit_runs(&overlap(segment, begins, part), take);
+                    Ok(())
+                });
+            }
         }
     }
 

@@ -4,9 +4,9 @@
 
 use super::boxes::{ArrayBox, BoxFault, check_cover, wide_dims};
 use super::extents::TakeRun;
-use super::request::Error;
 use crate::source::{self, Source};
 use smallvec::{SmallVec, smallvec};
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -392,24 +392,24 @@ impl StridedData {
 
     /// Passes the runs that a part needs to `take`, without panels. Runs with a gap of at most `gap_max` bytes are
     /// passed as one.
-    pub(super) fn visit_runs_alone(&self, part: &Range<u64>, gap_max: u64, take: &mut TakeRun) -> Result<(), Error> {
+    pub(super) fn visit_runs_alone(&self, part: &Range<u64>, gap_max: u64, take: &mut TakeRun) {
         let size = self.layout.size as u64;
         let mut run: Option<(usize, Range<u64>)> = None;
-        let mut take = |(place, run): (usize, Range<u64>)| take(&*self.places[place].source, run);
-        self.layout.spans(self.elements(part), &mut |place, span| {
-            (0..span.reads).map(|read| span.from + read * span.step).try_for_each(|from| {
+        let mut take = |(place, run): (usize, Range<u64>)| take(&self.places[place].source, run);
+        let Ok(()) = self.layout.spans::<Infallible>(self.elements(part), &mut |place, span| {
+            for from in (0..span.reads).map(|read| span.from + read * span.step) {
                 let start = self.places[place].start;
                 let next = start + from * size..start + (from + span.len) * size;
                 match &mut run {
                     Some((last, run)) if *last == place && (run.start..=run.end + gap_max).contains(&next.start) => {
                         run.end = run.end.max(next.end);
-                        Ok(())
                     }
-                    run => run.replace((place, next)).map_or(Ok(()), &mut take),
+                    run => run.replace((place, next)).into_iter().for_each(&mut take),
                 }
-            })
-        })?;
-        run.map_or(Ok(()), take)
+            }
+            Ok(())
+        });
+        run.into_iter().for_each(take);
     }
 
     /// The elements that are read for a range of bytes. Those of boxes are read in whole rows, unless a row is longer
@@ -509,7 +509,7 @@ mod tests {
             prop_assert_eq!(&read, &expected[from as usize..to as usize]);
             // The prepared range is inside the file, and has all bytes that are needed.
             let mut runs = Vec::new();
-            strided.visit_runs(&(from..to), &mut |_, run| { runs.push(run); Ok(()) }).unwrap();
+            strided.visit_runs(&(from..to), &mut |_, run| runs.push(run));
             prop_assert!(runs.iter().all(|run| run.start >= start && run.end <= bytes.len() as u64));
             let mut only: Vec<u8> = vec![0; bytes.len()];
             for run in runs {
@@ -598,11 +598,7 @@ mod tests {
         let part = 0..1 << 20;
         let runs = |array: &StridedData| {
             let mut count = 0;
-            let mut take = |_: &dyn Source, _| {
-                count += 1;
-                Ok(())
-            };
-            array.visit_runs(&part, &mut take).unwrap();
+            array.visit_runs(&part, &mut |_, _| count += 1);
             count
         };
         assert_eq!(runs(&transposed), 0);

@@ -270,7 +270,7 @@ impl Filesystem for FuseAdapter {
         reply: ReplyData,
     ) {
         let range = offset..offset.saturating_add(size.into());
-        self.serve(request, ReadOperation { ino, range, content: OnceLock::new() }, reply);
+        self.serve(request, ReadOperation { ino, range, plan: OnceLock::new() }, reply);
     }
 
     fn readdir(&self, request: &fuser::Request, ino: INodeNo, _: FileHandle, offset: u64, reply: ReplyDirectory) {

@@ -2,7 +2,7 @@
 //! one reply.
 
 use super::state::{AdapterState, NO_ATTR, PageRecall, file_attr, file_type};
-use crate::content::{Content, ReadRequest};
+use crate::content::{ReadPlan, ReadRequest};
 use crate::fs::{self, Attr, Ino, ReplySlot, RequestOperation};
 use crate::source::Bytes;
 use fuser::{
@@ -14,12 +14,12 @@ use std::time::Duration;
 
 type Result<T> = std::result::Result<T, fs::Error>;
 
-/// Reads a range of a file. The file is opened once, at the first run.
+/// Reads a range of a file. What it needs is found once, at the first run.
 pub(super) struct ReadOperation {
     pub ino: INodeNo,
     /// In bytes. It may exceed the file.
     pub range: Range<u64>,
-    pub content: OnceLock<Content>,
+    pub plan: OnceLock<ReadPlan>,
 }
 
 impl RequestOperation<AdapterState> for ReadOperation {
@@ -27,16 +27,16 @@ impl RequestOperation<AdapterState> for ReadOperation {
     type Output = Bytes;
 
     fn run(&self, state: &AdapterState, request: &ReadRequest, _: &ReplySlot<ReplyData>) -> Result<Bytes> {
-        let content = match self.content.get() {
-            Some(content) => content,
+        let plan = match self.plan.get() {
+            Some(plan) => plan,
             None => {
                 let generations = state.tree.generations();
                 let (tree, ino) = generations.find(self.ino.0)?;
-                let content = tree.open(ino, request)?;
-                self.content.get_or_init(|| content)
+                let plan = tree.open(ino, request)?.plan(self.range.clone());
+                self.plan.get_or_init(|| plan)
             }
         };
-        Ok(content.read(self.range.clone(), request)?)
+        Ok(plan.read(request)?)
     }
 
     fn answer(&self, state: &Arc<AdapterState>, read: Result<Bytes>, reply: ReplyData) {

@@ -85,7 +85,7 @@ impl GeneratedBytes for DequantizedWeight {
         Ok(())
     }
 
-    fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) -> Result<(), Error> {
+    fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) {
         let mut rest = self.elements(part);
         if !self.decoder.layout().packing.is_transposed() {
             let needs = self.decoder.needs(&rest);
@@ -96,11 +96,10 @@ impl GeneratedBytes for DequantizedWeight {
         while !rest.is_empty() {
             let (step, held) = self.step(&rest);
             if !self.is_kept(&held) {
-                self.visit_needs(self.decoder.needs(&held), take)?;
+                self.visit_needs(self.decoder.needs(&held), take);
             }
             rest.start = step.end.max(held.end.min(rest.end));
         }
-        Ok(())
     }
 }
 
@@ -135,17 +134,16 @@ impl DequantizedWeight {
     }
 
     /// Passes the stored runs of each part to `take`. Short gaps between them are included.
-    fn visit_needs(&self, needs: Parts<ByteRuns>, take: &mut TakeRun) -> Result<(), Error> {
+    fn visit_needs(&self, needs: Parts<ByteRuns>, take: &mut TakeRun) {
         for (runs, data) in needs.into_iter().zip(&self.parts) {
             let Some(data) = data.as_ref().filter(|_| runs.count > 0) else { continue };
             if runs.stride - runs.len <= GAP_MAX {
                 let end = runs.start + (runs.count - 1) * runs.stride + runs.len;
-                data.visit_runs(&(runs.start..end), take)?;
+                data.visit_runs(&(runs.start..end), take);
                 continue;
             }
-            runs.ranges().try_for_each(|run| data.visit_runs(&run, take))?;
+            runs.ranges().for_each(|run| data.visit_runs(&run, take));
         }
-        Ok(())
     }
 
     /// Decodes elements to `out`, which has their size.
@@ -281,11 +279,7 @@ mod tests {
         // The scheduler can ask which bytes these are before they are read.
         let mut needed = Vec::new();
         let segment = model.dequantized(&model.quantized.weights()[0], false).unwrap();
-        let mut note = |_: &dyn Source, run| {
-            needed.push(run);
-            Ok(())
-        };
-        segment.visit_runs(&range, &mut note).unwrap();
+        segment.visit_runs(&range, &mut |_, run| needed.push(run));
         assert_eq!(needed, read);
         // One element needs one byte of codes and one scale.
         content.read(range.start + 5..range.start + 6, &ReadRequest::WAIT).unwrap();

@@ -48,7 +48,7 @@ pub fn stats_content(views: &ModelViews, numbers: &TensorNumbers, key: ResultKey
 
 /// The need of a pass over these bytes.
 pub(super) fn need(content: &Content) -> WaitResource {
-    WaitResource::Cores { bytes: content.len(), device: content.device() }
+    WaitResource::Cores { bytes: content.len(), device: content.plan(0..1).device() }
 }
 
 /// A file that is computed as a whole from the numbers of a tensor at the first read, and then cached.
