@@ -126,7 +126,7 @@ fn unknown_dtype_keeps_its_bytes_and_name() {
     let file = file(header.as_bytes(), 6);
     let header = parse(&file, ParseMode::Strict).unwrap();
     assert_eq!(header.tensor(0).dtype, Dtype::Unknown("X4"));
-    assert_eq!(header.tensor(0).nbytes(), 5);
+    assert_eq!(header.tensor(0).nbytes, 5);
     assert_eq!(header.unknown_dtypes, ["X4"]);
 }
 
@@ -139,7 +139,7 @@ fn sizes_of_dtypes_without_values_are_checked_by_their_bits() {
     };
     for (dtype, shape, nbytes) in [("I4", "[3,4]", 6), ("U4", "[2]", 1), ("I2", "[2,2,2]", 2), ("I2", "[0,3]", 0)] {
         let header = parse(dtype, shape, nbytes).unwrap();
-        assert_eq!((header.tensor(0).dtype.name(), header.tensor(0).nbytes()), (dtype, nbytes as u64));
+        assert_eq!((header.tensor(0).dtype.name(), header.tensor(0).nbytes), (dtype, nbytes as u64));
         assert!(header.unknown_dtypes.is_empty());
         assert_eq!(header.size_only_dtypes().map(|dtype| dtype.name()).collect::<Vec<_>>(), [dtype]);
         let error = parse(dtype, shape, nbytes + 1).unwrap_err();

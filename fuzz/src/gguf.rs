@@ -87,7 +87,7 @@ fn check(header: &Header, len: u64) {
     for tensor in header.tensors() {
         assert!(tensor.range.end <= len && names.insert(tensor.name), "{tensor:?}");
         let block = tensor.dtype.block().unwrap();
-        assert_eq!(tensor.nbytes(), tensor.elements() / block.elements * block.bytes, "{tensor:?}");
+        assert_eq!(tensor.nbytes, tensor.elements() / block.elements * block.bytes, "{tensor:?}");
     }
     for (key, value) in &header.metadata {
         let mut json = Vec::new();

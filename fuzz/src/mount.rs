@@ -43,7 +43,7 @@ fn explore(bytes: &mut Unstructured) -> Result<bool> {
     let source = Arc::new(MemorySource::new(file.clone()));
     let Ok(model) = Model::from_source(&Path::new("/m.safetensors").into(), source, mode) else { return Ok(false) };
     let tensor = |id: TensorId| {
-        let tensor = model.tensor(id).info;
+        let (_, tensor) = model.stored_tensor(id);
         Tensor {
             name: tensor.name.to_owned(),
             dtype: tensor.dtype.name().to_owned(),

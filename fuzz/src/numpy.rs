@@ -34,12 +34,12 @@ fn check(header: &Header, len: u64) {
         assert!(header.data_start <= tensor.range.start && tensor.range.start <= tensor.range.end);
         assert!(tensor.range.end <= len && names.insert(tensor.name), "{tensor:?}");
         match tensor.dtype.block() {
-            Some(block) => assert_eq!(tensor.nbytes(), tensor.elements() / block.elements * block.bytes, "{tensor:?}"),
+            Some(block) => assert_eq!(tensor.nbytes, tensor.elements() / block.elements * block.bytes, "{tensor:?}"),
             // A dtype that is too long for a name has no size.
             None if tensor.dtype.name().contains("bytes ...]") => {}
             None => {
                 if let Some(size) = numpy::element_size(tensor.dtype.name()) {
-                    assert_eq!(tensor.nbytes(), tensor.elements() * size, "{tensor:?}");
+                    assert_eq!(tensor.nbytes, tensor.elements() * size, "{tensor:?}");
                 }
             }
         }

@@ -55,7 +55,7 @@ fn check(header: &Header, len: u64) {
         assert!(tensor.range.start <= tensor.range.end && tensor.range.end <= len, "{tensor:?}");
         assert!(names.insert(tensor.name), "{tensor:?}");
         if let Some(block) = tensor.dtype.block() {
-            assert_eq!(tensor.nbytes(), tensor.elements() / block.elements * block.bytes, "{tensor:?}");
+            assert_eq!(tensor.nbytes, tensor.elements() / block.elements * block.bytes, "{tensor:?}");
         }
         if let Some(layout) = tensor.layout {
             assert_eq!(layout.strides.len(), tensor.shape.len());

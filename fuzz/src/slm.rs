@@ -19,7 +19,7 @@ pub fn run(bytes: &[u8]) -> bool {
     assert!(strict.tensors().eq(lenient.tensors()) && lenient.skipped.total() == 0);
     assert!(strict.tensors().eq(header.tensors()) && strict.metadata == header.metadata);
     let mut end = strict.data_start;
-    for tensor in strict.tensors().filter(|tensor| tensor.nbytes() > 0) {
+    for tensor in strict.tensors().filter(|tensor| tensor.nbytes > 0) {
         assert!(tensor.range.start >= end, "{tensor:?}");
         end = tensor.range.end;
     }

@@ -139,7 +139,7 @@ impl<'m> CountedModel<'m> {
     fn pieces(&self, part: WorkPart) -> Vec<StatsPiece> {
         let items = self.tensors.iter().map(|id| {
             let (len, step) = view::stats_blocks(self.model, &self.numbers(*id));
-            WorkItem { cost: self.model.tensor(*id).info.nbytes(), len, step }
+            WorkItem { cost: self.model.tensor(*id).info.nbytes, len, step }
         });
         let items: Vec<WorkItem> = items.collect();
         let pieces = part.shares(&items).into_iter().map(|(tensor, range)| {

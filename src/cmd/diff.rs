@@ -170,13 +170,13 @@ fn compare_data(a: &Model, b: &Model, diff: &ModelDiff) -> anyhow::Result<Vec<Co
         }
         let (stored_a, stored_b) = (side_a.stored(ids.0), side_b.stored(ids.1));
         let pair = match info_a.dtype == info_b.dtype {
-            true => Some(TensorPair::new(info_a.dtype, info_a.nbytes(), &stored_a, &stored_b)),
-            false => TensorPair::converted((info_a.dtype, info_a.nbytes(), &stored_a), (info_b.dtype, &stored_b)),
+            true => Some(TensorPair::new(info_a.dtype, info_a.nbytes, &stored_a, &stored_b)),
+            false => TensorPair::converted((info_a.dtype, info_a.nbytes, &stored_a), (info_b.dtype, &stored_b)),
         };
         if let Some(pair) = pair {
             compared.push(*ids);
             pairs.push(pair);
-            nbytes += info_a.nbytes();
+            nbytes += info_a.nbytes;
         }
     }
     let progress = ProgressLine::new(COMPARING, nbytes);
@@ -229,7 +229,7 @@ fn compare_numbers(a: &Model, b: &Model, partners: &TensorPartners) -> anyhow::R
 
 /// The size of a tensor, with the companions of a quantized weight.
 fn stored_size(model: &Model, id: TensorId) -> u64 {
-    model.quantized.weight(id).map_or_else(|| model.tensor(id).info.nbytes(), |weight| weight.bytes)
+    model.quantized.weight(id).map_or_else(|| model.tensor(id).info.nbytes, |weight| weight.bytes)
 }
 
 /// Whether both tensors of each pair are stored in the same way and with the same bytes, including the companions. If
@@ -268,6 +268,6 @@ fn same_way<'m>(
 
 fn same_size<'m>(a: &StoredSide<'m>, b: &StoredSide<'m>, ids: (TensorId, TensorId)) -> Option<TensorPair<'m>> {
     let (info_a, info_b) = (a.model.tensor(ids.0).info, b.model.tensor(ids.1).info);
-    let len = info_a.nbytes();
-    (len == info_b.nbytes()).then(|| TensorPair::new(info_a.dtype, len, &a.stored(ids.0), &b.stored(ids.1)))
+    let len = info_a.nbytes;
+    (len == info_b.nbytes).then(|| TensorPair::new(info_a.dtype, len, &a.stored(ids.0), &b.stored(ids.1)))
 }

@@ -388,11 +388,11 @@ fn type_row((name, totals): &(&str, TensorTotals), all: &TensorTotals) -> Vec<St
 
 /// The largest tensor. If several are equally large, the first.
 fn largest(model: &Model) -> Option<String> {
-    let id = model.listed().iter().max_by_key(|id| (model.tensor(*id).info.nbytes(), Reverse(*id)))?;
+    let id = model.listed().iter().max_by_key(|id| (model.tensor(*id).info.nbytes, Reverse(*id)))?;
     let tensor = model.tensor(id).info;
     let TensorInfo { name, dtype, shape, .. } = tensor;
     let (name, dtype) = (cut_text(name, NAME_MAX), cut_text(dtype.name(), NAME_MAX));
-    Some(format!("{name}  {dtype} {}  {}", brackets(shape), format_size(tensor.nbytes())))
+    Some(format!("{name}  {dtype} {}  {}", brackets(shape), format_size(tensor.nbytes)))
 }
 
 /// A duration, such as `1 h 02 min`.

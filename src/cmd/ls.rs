@@ -81,7 +81,7 @@ fn compare(model: &Model, order: TensorOrder, a: TensorId, b: TensorId) -> Order
 }
 
 fn stored_len(model: &Model, id: TensorId) -> u64 {
-    model.tensor(id).info.nbytes()
+    model.tensor(id).info.nbytes
 }
 
 fn skipped_json(SkippedEntry { name, reason, kind }: &SkippedEntry) -> Value {
@@ -191,24 +191,24 @@ impl TensorRow<'_> {
         let tensor = &found.info;
         let dims = tensor.shape.iter().map(|dim| digits(*dim)).sum::<usize>();
         let shape = 2 + dims + tensor.shape.len().saturating_sub(1);
-        let (offset, shard) = match found.file() {
-            Some(_) if !self.shards => (digits(tensor.range.start), 0),
-            Some(file) => (digits(tensor.range.start), self.model.shard(file).name.width()),
+        let (offset, shard) = match found.stored() {
+            Some((_, stored)) if !self.shards => (digits(stored.range.start), 0),
+            Some((file, stored)) => (digits(stored.range.start), self.model.shard(file).name.width()),
             None => (1, parts_of(&found).len()),
         };
-        [tensor.dtype.name().width(), shape, if self.bytes { digits(tensor.nbytes()) } else { SIZE }, offset, shard]
+        [tensor.dtype.name().width(), shape, if self.bytes { digits(tensor.nbytes) } else { SIZE }, offset, shard]
     }
 
     fn write_tensor(&self, id: TensorId, widths: &[usize; 5], line: &mut Vec<u8>) {
         let found = self.model.tensor(id);
         let tensor = &found.info;
-        let TensorInfo { name, dtype, shape, range, .. } = tensor;
+        let TensorInfo { name, dtype, shape, .. } = tensor;
         let dtype = printable(dtype.name());
         let mut dims = String::with_capacity(16);
         push_shape(&mut dims, shape);
-        let size = if self.bytes { tensor.nbytes().to_string() } else { format_size(tensor.nbytes()) };
-        let (offset, shard) = match found.file() {
-            Some(file) => (range.start.to_string(), printable(&self.model.shard(file).name)),
+        let size = if self.bytes { tensor.nbytes.to_string() } else { format_size(tensor.nbytes) };
+        let (offset, shard) = match found.stored() {
+            Some((file, stored)) => (stored.range.start.to_string(), printable(&self.model.shard(file).name)),
             None => ("-".to_owned(), parts_of(&found).into()),
         };
         let name = squeeze(name, self.name_max);

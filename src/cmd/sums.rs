@@ -122,7 +122,7 @@ impl SumsPrinter<'_> {
             }
             None => WorkPart::WHOLE,
         };
-        let sizes: Vec<u64> = tensors.iter().map(|id| model.tensor(*id).info.nbytes()).collect();
+        let sizes: Vec<u64> = tensors.iter().map(|id| model.tensor(*id).info.nbytes).collect();
         // A tensor is hashed by one part.
         let share = part.shares_whole(sizes.iter().copied());
         let progress = ProgressLine::new("hashing", share.iter().map(|at| sizes[*at]).fold(0, u64::saturating_add));

@@ -4,7 +4,7 @@ use super::dtype::Dtype;
 use super::error::{Error, key_reason};
 use super::metadata::MetadataValue;
 use super::names::NameTable;
-use super::tensors::{PackedLayout, TensorInfo, TensorRecord, TensorTable, numbered_dtype, span};
+use super::tensors::{HeaderTensor, PackedLayout, TensorInfo, TensorRecord, TensorTable, numbered_dtype, span};
 use crate::text::quote;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -205,8 +205,7 @@ impl Header {
         let len = cut_from.map_or(len, |cut_from| cut_from.min(len));
         let next = |end: u64| (end - *data_start).checked_next_multiple_of(alignment).map(|at| at + *data_start);
         let (mut reached, mut last) = (*data_start, "");
-        for TensorInfo { name, range, .. } in tensors.tensors() {
-            let Range { start, end } = range;
+        for HeaderTensor { info: TensorInfo { name, .. }, range: Range { start, end }, .. } in tensors.tensors() {
             if start < reached && start < end {
                 let shared = end.min(reached);
                 skipped.remark(|| {

@@ -37,7 +37,7 @@ pub use table::{
     edit_metadata, format_stem, has_types, header_damage, is_secondary, is_shared_suffix, lint_header, parse_header,
     preferred_names, suffixes,
 };
-pub use tensors::{TensorInfo, TensorLayout, TensorTable};
+pub use tensors::{HeaderTensor, TensorInfo, TensorLayout, TensorTable};
 
 use serde::Deserialize;
 use std::borrow::Cow;

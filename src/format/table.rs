@@ -7,7 +7,7 @@ use super::header::{Header, ParseMode};
 use super::input::{HeaderInput, MissingRange};
 use super::lint::{self, HeaderLint};
 use super::suffix::strip_suffix;
-use super::tensors::TensorInfo;
+use super::tensors::HeaderTensor;
 use super::{gguf, numpy, pytorch, safetensors, slm, zip};
 use std::ffi::{OsStr, OsString};
 use std::mem;
@@ -214,7 +214,7 @@ pub fn edit_metadata(header: &Header, input: &HeaderInput, edit: &MetadataEdit) 
     // The parser takes the bytes and does not change them.
     let changed = HeaderInput::with_prefix(len, mem::take(&mut head.bytes));
     let new = (row.parse)(&changed, ParseMode::Header)?;
-    let is_same = |(old, new): (TensorInfo, TensorInfo)| {
+    let is_same = |(old, new): (HeaderTensor, HeaderTensor)| {
         let moved = |at: u64| at.checked_sub(old_start).map(|offset| offset + new_start);
         (old.name, old.dtype, old.shape) == (new.name, new.dtype, new.shape)
             && moved(old.range.start) == Some(new.range.start)

@@ -3,16 +3,25 @@
 use super::dtype::Dtype;
 use super::names::NameTable;
 use crate::text::brackets;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What a tensor is, wherever its data lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorInfo<'a> {
     /// Any Unicode string, including `/`, NUL and the empty string.
     pub name: &'a str,
     pub dtype: Dtype<'a>,
     /// Dimensions in elements, outermost first; empty for a scalar.
     pub shape: &'a [u64],
-    /// The range of the data, in bytes from the start of the file.
+    /// Size of the data in bytes.
+    pub nbytes: u64,
+}
+
+/// A tensor that a header describes, with the place of its data in the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeaderTensor<'a> {
+    pub info: TensorInfo<'a>,
+    /// In bytes from the start of the file. With a layout, it is shorter or longer than the data.
     pub range: Range<u64>,
     /// The places of the elements in that range, unless they lie there one after the other in C order and in
     /// little-endian byte order.
@@ -30,17 +39,17 @@ pub struct TensorLayout<'a> {
 }
 
 impl TensorInfo<'_> {
-    /// Size of the data in bytes. The range of the file is shorter or longer if the tensor has a [`TensorLayout`].
-    pub fn nbytes(&self) -> u64 {
-        match self.layout {
-            None => self.range.end - self.range.start,
-            Some(layout) => self.elements().saturating_mul(layout.size.into()),
-        }
-    }
-
     /// Number of elements. For known dtypes the parser has checked that it fits into 64 bits.
     pub fn elements(&self) -> u64 {
         self.shape.iter().fold(1, |product: u64, dim| product.saturating_mul(*dim))
+    }
+}
+
+impl<'a> Deref for HeaderTensor<'a> {
+    type Target = TensorInfo<'a>;
+
+    fn deref(&self) -> &TensorInfo<'a> {
+        &self.info
     }
 }
 
@@ -113,15 +122,19 @@ impl TensorTable {
     }
 
     /// The tensor at `index`, in the order of the data.
-    pub fn tensor(&self, index: usize) -> TensorInfo<'_> {
+    pub fn tensor(&self, index: usize) -> HeaderTensor<'_> {
         let record = &self.records[index];
         let dtype = numbered_dtype(&self.unknown_dtypes, record.dtype);
         let layout = record.layout.map(|PackedLayout { strides, size, word }| {
             let strides = strides..strides + (record.dims.end - record.dims.start);
             TensorLayout { strides: &self.dims[span(&strides)], size, word }
         });
-        let shape = &self.dims[span(&record.dims)];
-        TensorInfo { name: self.name(index), dtype, shape, range: record.range.clone(), layout }
+        let (range, shape) = (record.range.clone(), &self.dims[span(&record.dims)]);
+        let mut info = TensorInfo { name: self.name(index), dtype, shape, nbytes: range.end - range.start };
+        if let Some(layout) = layout {
+            info.nbytes = info.elements().saturating_mul(layout.size.into());
+        }
+        HeaderTensor { info, range, layout }
     }
 
     pub fn name(&self, index: usize) -> &str {
@@ -134,7 +147,7 @@ impl TensorTable {
     }
 
     /// All tensors, in the order of the data.
-    pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorInfo<'_>> {
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = HeaderTensor<'_>> {
         (0..self.len()).map(|index| self.tensor(index))
     }
 

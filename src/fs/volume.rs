@@ -42,7 +42,7 @@ const XATTRS: [(&str, XattrValue); 7] = [
         // Each dimension takes at least three bytes: a digit, a comma and a space.
         (shape.len() <= XATTR_MAX / 3).then(|| format!("{shape:?}")).filter(|text| text.len() <= XATTR_MAX)
     }),
-    ("user.weightfs.nbytes", |_, tensor| Some(tensor.info.nbytes().to_string())),
+    ("user.weightfs.nbytes", |_, tensor| Some(tensor.info.nbytes.to_string())),
     ("user.weightfs.offset", |_, tensor| {
         let place = tensor.file().and_then(|_| tensor.places().into_iter().next())?;
         Some(place.range.start.to_string())

@@ -62,7 +62,7 @@ fn write_canonical(model: &Model, tensors: &[TensorId], out: &mut impl Write) ->
         let reversed: Vec<u64> = tensor.shape.iter().rev().copied().collect();
         to_writer(&mut *out, if model.format() == gguf::NAME { &reversed[..] } else { tensor.shape })?;
         // weight-inspect does not compute the size of blocks with scales.
-        write!(out, ",\"byte_length\":{}}}", if tensor.dtype.has_scales() { 0 } else { tensor.nbytes() })?;
+        write!(out, ",\"byte_length\":{}}}", if tensor.dtype.has_scales() { 0 } else { tensor.nbytes })?;
     }
     out.write_all(b"}}")
 }

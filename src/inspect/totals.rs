@@ -74,7 +74,7 @@ impl<'m> TensorBreakdown<'m> {
             if let Some(weight) = weight {
                 quantized.add(weight);
             }
-            let (parameters, nbytes) = (parameters(model, id, &tensor, weight), tensor.nbytes());
+            let (parameters, nbytes) = (parameters(model, id, &tensor, weight), tensor.nbytes);
             all.add(parameters, nbytes);
             dtypes.of(tensor.dtype.name()).add(parameters, nbytes);
             modules.of(module(tensor.name, depth)).add(parameters, nbytes);
@@ -95,8 +95,8 @@ pub fn summary_of(model: &Model) -> String {
     for id in model.listed().iter() {
         let tensor = model.tensor(id).info;
         tensors += 1;
-        nbytes = nbytes.saturating_add(tensor.nbytes());
-        dtypes.of(tensor.dtype.name()).add(0, tensor.nbytes());
+        nbytes = nbytes.saturating_add(tensor.nbytes);
+        dtypes.of(tensor.dtype.name()).add(0, tensor.nbytes);
     }
     let mut dtypes = dtypes.groups;
     dtypes.sort_by_key(|(name, totals)| (Reverse(totals.nbytes), *name));

@@ -4,7 +4,7 @@
 use super::data::{AssembledRuns, TensorData, array_in};
 use super::ids::ShardId;
 use crate::content::{GatheredSource, SourceRun, Sources, StridedData};
-use crate::format::{self, Dtype, HeaderBuilder, TensorInfo, TensorTable};
+use crate::format::{self, Dtype, HeaderBuilder, HeaderTensor, TensorInfo, TensorTable};
 use crate::source::Source;
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,12 +26,10 @@ impl AssembledTensors {
         &self.table
     }
 
-    /// A tensor, whose range counts from its own start, and its data. Panics unless `index` is below their number.
+    /// A tensor and its data. Panics unless `index` is below their number.
     pub fn tensor(&self, index: usize) -> (TensorInfo<'_>, TensorData<'_>) {
-        let info = self.table.tensor(index);
-        let part = info.range.clone();
-        let data = TensorData::Assembled(AssembledRuns::new(&self.sources, &self.runs, &self.gathered, part.clone()));
-        (TensorInfo { range: 0..part.end - part.start, ..info }, data)
+        let HeaderTensor { info, range, .. } = self.table.tensor(index);
+        (info, TensorData::Assembled(AssembledRuns::new(&self.sources, &self.runs, &self.gathered, range)))
     }
 }
 
@@ -61,7 +59,7 @@ impl TensorAssembly {
     }
 
     /// The data of a stored tensor in C order.
-    pub fn stored(&mut self, shard: ShardId, tensor: &TensorInfo) -> SourcePart {
+    pub fn stored(&mut self, shard: ShardId, tensor: &HeaderTensor) -> SourcePart {
         match array_in(&self.files[shard.index()], tensor) {
             None => (shard.index(), tensor.range.clone()),
             Some(array) => self.gather(shard, array),
@@ -149,7 +147,7 @@ mod tests {
                 });
                 prop_assert_eq!(runs.iter().collect::<Vec<_>>(), expected.collect::<Vec<_>>());
                 let name = format!("t{at}");
-                prop_assert_eq!((info.name, info.range), (&name[..], 0..start));
+                prop_assert_eq!((info.name, info.nbytes), (&name[..], start));
             }
         }
     }

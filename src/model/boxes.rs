@@ -4,7 +4,7 @@
 use super::assembled::{SourcePart, TensorAssembly};
 use super::ids::ShardId;
 use crate::content::{ArrayBox, ArrayPlace, StridedData};
-use crate::format::{DtypeBlock, TensorInfo};
+use crate::format::{DtypeBlock, HeaderTensor};
 use smallvec::SmallVec;
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ use std::collections::HashSet;
 #[derive(Debug, Clone)]
 pub(super) struct TensorBox<'t> {
     pub file: ShardId,
-    pub stored: TensorInfo<'t>,
+    pub stored: HeaderTensor<'t>,
     /// The index of its first element in the whole tensor.
     pub offsets: &'t [u64],
 }
@@ -52,7 +52,7 @@ impl TensorAssembly {
         let array = array.map_err(|fault| fault.to_string())?;
         Ok(match are_runs {
             true => {
-                parts.iter().map(|((_, (source, start)), one)| (*source, *start..start + one.stored.nbytes())).collect()
+                parts.iter().map(|((_, (source, start)), one)| (*source, *start..start + one.stored.nbytes)).collect()
             }
             false => vec![self.gather(parts[0].1.file, array)],
         })
@@ -109,7 +109,7 @@ fn is_run(part: &ArrayBox, shape: &[u64]) -> bool {
 mod tests {
     use super::*;
     use crate::content::{Content, ReadRequest, Segment};
-    use crate::format::{Dtype, TensorLayout};
+    use crate::format::{Dtype, TensorInfo, TensorLayout};
     use crate::source::{MemorySource, Source};
     use std::sync::Arc;
 
@@ -121,8 +121,9 @@ mod tests {
 
     /// A tensor of bytes that begins at `start` of a file.
     fn part<'t>(file: usize, start: u64, shape: &'t [u64], offsets: &'t [u64]) -> TensorBox<'t> {
-        let range = start..start + shape.iter().product::<u64>();
-        let stored = TensorInfo { name: "t", dtype: Dtype::U8, shape, range, layout: None };
+        let nbytes = shape.iter().product();
+        let info = TensorInfo { name: "t", dtype: Dtype::U8, shape, nbytes };
+        let stored = HeaderTensor { info, range: start..start + nbytes, layout: None };
         TensorBox { file: ShardId::new(file), stored, offsets }
     }
 
@@ -175,21 +176,22 @@ mod tests {
         assert_eq!(read(&assembly, &parts), [0, 2, 100, 101, 1, 3, 102, 103]);
         // Big-endian numbers beside little-endian ones.
         for one in &mut boxes {
-            (one.stored.dtype, one.stored.range.end) = (Dtype::U16, 8);
+            (one.stored.info.dtype, one.stored.info.nbytes, one.stored.range.end) = (Dtype::U16, 8, 8);
         }
         boxes[0].stored.layout = Some(TensorLayout { strides: &swapped, size: 2, word: 2 });
         let parts = assembly.join_boxes(&[2, 4], &boxes).unwrap();
         assert_eq!(read(&assembly, &parts), [1, 0, 3, 2, 100, 101, 102, 103, 5, 4, 7, 6, 104, 105, 106, 107]);
         // Two elements share a byte.
         for one in &mut boxes {
-            (one.stored.dtype, one.stored.layout, one.stored.range.end) = (Dtype::from_name("F4"), None, 2);
+            let HeaderTensor { info, range, layout } = &mut one.stored;
+            (info.dtype, info.nbytes, range.end, *layout) = (Dtype::from_name("F4"), 2, 2, None);
         }
         let parts = assembly.join_boxes(&[2, 4], &boxes).unwrap();
         assert_eq!(read(&assembly, &parts), [0, 100, 1, 101]);
         boxes[1].offsets = &[0, 1];
         let refused = assembly.join_boxes(&[2, 3], &boxes).unwrap_err();
         assert_eq!(refused, "the rows of a part are not whole blocks of 2 elements");
-        boxes[0].stored.dtype = Dtype::Unknown("X8");
+        boxes[0].stored.info.dtype = Dtype::Unknown("X8");
         let refused = assembly.join_boxes(&[2, 3], &boxes).unwrap_err();
         assert_eq!(refused, "its dtype is \"X8\", of unknown size");
     }

@@ -2,9 +2,9 @@
 
 use super::ids::ShardId;
 use crate::content::{Extents, Segment, SourceRun, Sources, StridedData, StridedLayout};
-use crate::format::{TensorInfo, TensorLayout};
+use crate::format::{HeaderTensor, TensorLayout};
 use crate::source::Source;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub(super) enum TensorData<'m> {
     /// In one file, as its header says: a run of bytes, or elements that do not lie in C order.
-    Stored(ShardId),
+    Stored { file: ShardId, tensor: HeaderTensor<'m> },
     /// In runs over the files, and over tensors that are gathered from them.
     Assembled(AssembledRuns<'m>),
 }
@@ -39,18 +39,18 @@ pub type BytePlaces = SmallVec<[BytePlace; 1]>;
 
 impl TensorData<'_> {
     /// The places of the bytes, one after the other; none if they have to be gathered.
-    pub fn places(&self, tensor: &TensorInfo) -> BytePlaces {
+    pub fn places(&self) -> BytePlaces {
         match self {
-            _ if self.is_gathered(tensor) => BytePlaces::new(),
-            Self::Stored(file) => [BytePlace { file: *file, range: tensor.range.clone() }].into_iter().collect(),
+            _ if self.is_gathered() => BytePlaces::new(),
+            Self::Stored { file, tensor } => smallvec![BytePlace { file: *file, range: tensor.range.clone() }],
             Self::Assembled(assembled) => assembled.places(),
         }
     }
 
     /// Whether the bytes lie nowhere as they are.
-    pub fn is_gathered(&self, tensor: &TensorInfo) -> bool {
+    pub fn is_gathered(&self) -> bool {
         match self {
-            Self::Stored(_) => tensor.layout.is_some(),
+            Self::Stored { tensor, .. } => tensor.layout.is_some(),
             Self::Assembled(assembled) => assembled.iter().any(|(run, _)| run.source >= assembled.files()),
         }
     }
@@ -58,7 +58,7 @@ impl TensorData<'_> {
     /// The file that holds the first bytes. `None` if there are no bytes.
     pub fn first_file(&self) -> Option<ShardId> {
         match self {
-            Self::Stored(shard) => Some(*shard),
+            Self::Stored { file, .. } => Some(*file),
             Self::Assembled(assembled) => assembled.first_file(),
         }
     }
@@ -108,7 +108,7 @@ impl<'m> AssembledRuns<'m> {
 }
 
 /// The data of a tensor that a file holds, in C order and little-endian order.
-pub fn data_in(source: &Arc<dyn Source>, tensor: &TensorInfo) -> Segment {
+pub fn data_in(source: &Arc<dyn Source>, tensor: &HeaderTensor) -> Segment {
     match array_in(source, tensor) {
         None => Segment::extent(source, tensor.range.clone()),
         Some(array) => Segment::Strided(array),
@@ -116,7 +116,7 @@ pub fn data_in(source: &Arc<dyn Source>, tensor: &TensorInfo) -> Segment {
 }
 
 /// The elements of a tensor that do not lie in C order and little-endian order in a file. `None` for other tensors.
-pub(super) fn array_in(source: &Arc<dyn Source>, tensor: &TensorInfo) -> Option<StridedData> {
+pub(super) fn array_in(source: &Arc<dyn Source>, tensor: &HeaderTensor) -> Option<StridedData> {
     let TensorLayout { strides, size, word } = tensor.layout?;
     let layout = StridedLayout::new(tensor.shape, strides, size as usize, word.into());
     Some(StridedData::new(source, tensor.range.start, layout))

@@ -41,7 +41,7 @@ impl<'m> ModelDiff<'m> {
                 continue;
             };
             let found = new.tensor(other).info;
-            let alike = (tensor.dtype, tensor.shape, tensor.nbytes()) == (found.dtype, found.shape, found.nbytes());
+            let alike = (tensor.dtype, tensor.shape, tensor.nbytes) == (found.dtype, found.shape, found.nbytes);
             if alike { &mut diff.alike } else { &mut diff.changed }.push((id, other));
         }
         diff.added = new.logical().iter().filter(|id| old.find(new.name(*id)).is_none()).collect();

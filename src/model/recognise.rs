@@ -106,7 +106,7 @@ impl StoredTensors for LogicalTensors<'_> {
             return SiteTensor { index, name: "", dtype: "", shape: &[], bytes: 0 };
         }
         let info = self.model.tensor(TensorId::new(index)).info;
-        SiteTensor { index, name: info.name, dtype: info.dtype.name(), shape: info.shape, bytes: info.nbytes() }
+        SiteTensor { index, name: info.name, dtype: info.dtype.name(), shape: info.shape, bytes: info.nbytes }
     }
 
     fn find(&self, name: &str) -> Option<usize> {

@@ -7,7 +7,9 @@ use super::others::OtherFiles;
 use super::population::TensorPopulation;
 use super::quantized::QuantizedWeights;
 use crate::content::{Extents, Segment, SourceRun, Sources};
-use crate::format::{Dtype, Header, MetadataValue, NameTable, SkipList, SkippedEntry, TensorInfo, TensorTable};
+use crate::format::{
+    Dtype, Header, HeaderTensor, MetadataValue, NameTable, SkipList, SkippedEntry, TensorInfo, TensorTable,
+};
 use crate::source::{self, FileId, Location, Source, SourceStat};
 use crate::text::quote;
 use serde::Deserialize;
@@ -164,26 +166,30 @@ pub struct StatedTotals {
 #[derive(Debug, Clone)]
 pub struct Tensor<'m> {
     pub id: TensorId,
-    /// Its description. The `range` of an assembled tensor counts from the start of its own data.
     pub info: TensorInfo<'m>,
     pub(super) data: TensorData<'m>,
 }
 
-impl Tensor<'_> {
+impl<'m> Tensor<'m> {
     /// The file whose header describes the tensor. `None` for one that is made of parts of files.
     pub fn file(&self) -> Option<ShardId> {
-        if let TensorData::Stored(file) = self.data { Some(file) } else { None }
+        self.stored().map(|(file, _)| file)
+    }
+
+    /// That file, and what its header says. `None` for a tensor that is made of parts of files.
+    pub fn stored(&self) -> Option<(ShardId, &HeaderTensor<'m>)> {
+        if let TensorData::Stored { file, tensor } = &self.data { Some((*file, tensor)) } else { None }
     }
 
     /// The places of its bytes in the files of the model, one after the other. None if they are not there as they are,
     /// or if an assembled tensor has no bytes.
     pub fn places(&self) -> BytePlaces {
-        self.data.places(&self.info)
+        self.data.places()
     }
 
     /// Whether its bytes lie nowhere as they are, but have to be gathered.
     pub fn is_gathered(&self) -> bool {
-        self.data.is_gathered(&self.info)
+        self.data.is_gathered()
     }
 
     /// A file that holds some of its bytes, for messages.
@@ -290,8 +296,14 @@ impl Model {
             let (info, data) = self.assembled.tensor(id.index());
             return Tensor { id, info, data };
         }
-        let (shard, index) = self.locate(id);
-        Tensor { id, info: self.shard(shard).header.tensor(index), data: TensorData::Stored(shard) }
+        let (file, tensor) = self.stored_tensor(id);
+        Tensor { id, info: tensor.info, data: TensorData::Stored { file, tensor } }
+    }
+
+    /// The file that holds a stored tensor, and what its header says.
+    pub fn stored_tensor(&self, id: TensorId) -> (ShardId, HeaderTensor<'_>) {
+        let (file, index) = self.locate(id);
+        (file, self.shard(file).header.tensor(index))
     }
 
     pub fn contains(&self, id: TensorId) -> bool {
@@ -329,7 +341,7 @@ impl Model {
 
     pub fn data(&self, tensor: &Tensor) -> Segment {
         match &tensor.data {
-            TensorData::Stored(shard) => data::data_in(self.source(*shard), &tensor.info),
+            TensorData::Stored { file, tensor } => data::data_in(self.source(*file), tensor),
             TensorData::Assembled(assembled) => assembled.data(),
         }
     }
@@ -568,9 +580,9 @@ mod tests {
         ];
         let mut model = Model::new(&Path::new("/m/recipe").into(), &FORM, files);
         let mut made = TensorAssembly::new(&model.sources);
-        let parts = (0..3).map(|shard| {
-            let id = model.stored_in(ShardId::new(shard)).at(0);
-            made.stored(ShardId::new(shard), &model.tensor(id).info)
+        let parts = model.stored().iter().map(|id| {
+            let (file, tensor) = model.stored_tensor(id);
+            made.stored(file, &tensor)
         });
         let parts: Vec<(usize, Range<u64>)> = parts.collect();
         let row = |part: usize, row: u64| {
@@ -619,8 +631,8 @@ mod tests {
         let files = vec![file("a", "U8", "[2,3]", b"abcdef"), file("b", "U8", "[1,3]", b"ghi"), data_file(b"..xyz.")];
         let mut model = Model::new(&Path::new("/m/recipe").into(), &FORM, files);
         let at = |name: &str| {
-            let id = model.find(name).unwrap();
-            (model.shard_of(id).index(), model.tensor(id).info.range)
+            let (file, tensor) = model.stored_tensor(model.find(name).unwrap());
+            (file.index(), tensor.range)
         };
         let (a, b) = (at("a"), at("b"));
         let mut made = TensorAssembly::new(&model.sources);
@@ -650,6 +662,6 @@ mod tests {
         assert_eq!(names(model.listed())[6..], ["a"]);
         assert_eq!((model.find("a"), model.can_find()), (None, true));
         let info = model.tensor(model.find("elsewhere").unwrap()).info;
-        assert_eq!((info.dtype, info.shape, info.range), (Dtype::Unknown("X8"), &[3][..], 0..3));
+        assert_eq!((info.dtype, info.shape, info.nbytes), (Dtype::Unknown("X8"), &[3][..], 3));
     }
 }

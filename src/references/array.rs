@@ -1,7 +1,7 @@
 //! Zarr arrays: the data type and the order of the elements of a tensor, and the places of its chunks.
 
 use super::grid::{ChunkGrid, StoredShape, common_divisor};
-use crate::format::{Dtype, TensorInfo, TensorLayout};
+use crate::format::{Dtype, HeaderTensor, TensorInfo, TensorLayout};
 use crate::model::{BytePlace, Model, TensorId};
 use std::cmp::Reverse;
 
@@ -83,13 +83,13 @@ impl<'m> ZarrArray<'m> {
         };
         let (mut order, mut is_big_endian): (Vec<usize>, bool) = ((0..tensor.info.shape.len()).collect(), false);
         let mut places = tensor.places().into_vec();
-        if let (Some(layout), Some(file)) = (tensor.info.layout, tensor.file()) {
-            let TensorLayout { strides, size, word } = layout;
+        if let Some((file, HeaderTensor { range, layout: Some(layout), .. })) = tensor.stored() {
+            let TensorLayout { strides, size, word } = *layout;
             let dense = dense_order(tensor.info.shape, strides).filter(|_| u64::from(size) == element.size);
             order = dense.ok_or("its elements do not lie one after the other")?;
             is_big_endian = word > 1;
-            let start = tensor.info.range.start;
-            places = vec![BytePlace { file, range: start..start.saturating_add(tensor.info.nbytes()) }];
+            let start = range.start;
+            places = vec![BytePlace { file, range: start..start.saturating_add(tensor.info.nbytes) }];
         } else if tensor.is_gathered() {
             return Err("its parts are not whole rows, or are in different orders".into());
         }

@@ -181,7 +181,7 @@ impl<'m> ModelComparison<'m> {
 
 impl ComparedSource {
     fn new(location: &Location, model: &Model) -> Self {
-        let sizes = model.logical().iter().map(|id| model.tensor(id).info.nbytes());
+        let sizes = model.logical().iter().map(|id| model.tensor(id).info.nbytes);
         let (tensors, nbytes) = sizes.fold((0, 0u64), |(count, sum), nbytes| (count + 1, sum.saturating_add(nbytes)));
         Self { source: location.to_string(), tensors, nbytes }
     }
@@ -194,7 +194,7 @@ impl ComparedSource {
 impl<'m> TensorEntry<'m> {
     fn new(model: &'m Model, id: TensorId) -> Self {
         let TensorInfo { name, dtype, shape, .. } = model.tensor(id).info;
-        let nbytes = model.tensor(id).info.nbytes();
+        let nbytes = model.tensor(id).info.nbytes;
         Self { name, layout: ReportLayout { dtype: dtype.name(), shape, nbytes } }
     }
 }
@@ -218,7 +218,7 @@ impl<'m> DataChanges<'m> {
                 *equal_as.entry(common.name()).or_default() += 1;
             }
         }
-        let nbytes = compared.iter().map(|compared| a.tensor(compared.ids.0).info.nbytes()).sum();
+        let nbytes = compared.iter().map(|compared| a.tensor(compared.ids.0).info.nbytes).sum();
         let shared = compared.iter().map(|compared| compared.difference.shared).sum();
         let not_compared = diff.changed.iter().filter_map(|(id_a, id_b)| {
             let (a, b) = (a.tensor(*id_a).info, b.tensor(*id_b).info);

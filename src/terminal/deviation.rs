@@ -207,7 +207,7 @@ impl DeviationSide {
         let (tensors, elements) = numbers.fold((0, 0u64), |(tensors, elements), id| {
             (tensors + 1, elements.saturating_add(model.numbers(id, true).elements()))
         });
-        let nbytes = model.logical().iter().map(|id| model.tensor(id).info.nbytes()).fold(0, u64::saturating_add);
+        let nbytes = model.logical().iter().map(|id| model.tensor(id).info.nbytes).fold(0, u64::saturating_add);
         let not_dequantized = model.quantized.warnings().iter().map(ToString::to_string).collect();
         let quantization = model.quantized.summary();
         Self { source: location.to_string(), tensors, elements, nbytes, quantization, not_dequantized }
@@ -232,7 +232,7 @@ impl<'m> NumberForm<'m> {
             }
             None => {
                 let info = &numbers.tensor.info;
-                Self { dtype: info.dtype.name(), nbytes: info.nbytes(), quantization: None }
+                Self { dtype: info.dtype.name(), nbytes: info.nbytes, quantization: None }
             }
         }
     }

@@ -164,19 +164,18 @@ pub fn can_hold(dtype: Dtype) -> bool {
     !dtype.has_scales() && !numpy::is_own(dtype)
 }
 
-/// A tensor as it appears in a file; `None` if the file cannot hold it. The length of `range` is the size of the data
-/// in that file.
+/// A tensor as it appears in a file; `None` if the file cannot hold it.
 pub fn written<'m>(numbers: &TensorNumbers<'m>, conversion: Option<ValueConversion>) -> Option<TensorInfo<'m>> {
     let (tensor, dtype) = (&numbers.tensor.info, numbers.dtype());
-    let Some(ValueConversion { to, .. }) = conversion else { return Some(tensor.clone()).filter(|_| can_hold(dtype)) };
+    let Some(ValueConversion { to, .. }) = conversion else { return Some(*tensor).filter(|_| can_hold(dtype)) };
     let is_kept = dtype.is_integer() || dtype == Dtype::C64 || dtype == to.dtype();
     if is_kept && numbers.weight.is_none() {
-        return Some(tensor.clone());
+        return Some(*tensor);
     }
     dtype.to_f32()?;
     let nbytes = numbers.elements().saturating_mul(to.size() as u64);
     let (name, dtype, shape) = (numbers.name(), to.dtype(), numbers.shape());
-    Some(TensorInfo { name, dtype, shape, range: 0..nbytes, layout: None })
+    Some(TensorInfo { name, dtype, shape, nbytes })
 }
 
 /// Whether the data of a tensor differs from the stored data.
@@ -261,8 +260,8 @@ impl ExportEntries {
         (0..self.count()).all(|at| {
             let tensor = self.written(&self.numbers(at));
             let begins = offset;
-            offset = offset.saturating_add(tensor.nbytes());
-            tensor.nbytes() == 0 || begins.is_multiple_of(tensor.dtype.bits().unwrap_or(0).div_ceil(8).max(1))
+            offset = offset.saturating_add(tensor.nbytes);
+            tensor.nbytes == 0 || begins.is_multiple_of(tensor.dtype.bits().unwrap_or(0).div_ceil(8).max(1))
         })
     }
 
@@ -290,7 +289,7 @@ impl ExportEntries {
             if at % MARKED == 0 {
                 self.offsets.push(self.data_len);
             }
-            let nbytes = written(&self.numbers(at), self.conversion).map_or(0, |info| info.nbytes());
+            let nbytes = written(&self.numbers(at), self.conversion).map_or(0, |info| info.nbytes);
             match nbytes.checked_add(self.data_len).filter(|sum| *sum <= DATA_MAX) {
                 Some(sum) => self.data_len = sum,
                 None => fits = false,
@@ -304,7 +303,7 @@ impl ExportEntries {
         let (mut runs, mut start) = (Vec::new(), 0u64);
         for at in 0..self.count() {
             let numbers = self.numbers(at);
-            let nbytes = written(&numbers, None).map_or(0, |info| info.nbytes());
+            let nbytes = written(&numbers, None).map_or(0, |info| info.nbytes);
             gguf::push_data(&mut runs, start, &numbers.tensor);
             start = start.saturating_add(nbytes);
         }
@@ -339,7 +338,7 @@ impl ExportEntries {
 
     /// A tensor as it appears in the file, or as stored if the file could not hold it. In that case there is no file.
     fn written<'m>(&self, numbers: &TensorNumbers<'m>) -> TensorInfo<'m> {
-        written(numbers, self.conversion).unwrap_or_else(|| numbers.tensor.info.clone())
+        written(numbers, self.conversion).unwrap_or(numbers.tensor.info)
     }
 
     fn segment(&self, numbers: &TensorNumbers) -> Segment {
@@ -359,7 +358,7 @@ impl TextPieces for Arc<ExportEntries> {
         let mark = positions.start / MARKED;
         let mut offset = self.offsets.get(mark).copied().unwrap_or(0);
         for at in mark * MARKED..positions.start {
-            offset = offset.saturating_add(self.written(&self.numbers(at)).nbytes());
+            offset = offset.saturating_add(self.written(&self.numbers(at)).nbytes);
         }
         for at in positions {
             if at > 0 {
@@ -368,7 +367,7 @@ impl TextPieces for Arc<ExportEntries> {
             let tensor = self.written(&self.numbers(at));
             write_entry(&tensor, offset, &mut *out)?;
             // The sum only overflows if the data is too large, and then the file is not shown.
-            offset = offset.saturating_add(tensor.nbytes());
+            offset = offset.saturating_add(tensor.nbytes);
         }
         Ok(())
     }
@@ -387,7 +386,7 @@ impl SegmentSeries for ExportEntries {
                 break;
             }
             let numbers = self.numbers(at);
-            let ends = begins + self.written(&numbers).nbytes();
+            let ends = begins + self.written(&numbers).nbytes;
             if ends > part.start && ends > begins {
                 take(&self.segment(&numbers), begins)?;
             }
@@ -404,5 +403,5 @@ pub fn write_entry(tensor: &TensorInfo, offset: u64, out: Out) -> io::Result<()>
     serde_json::to_writer(&mut *out, tensor.dtype.name())?;
     out.write_all(b",\"shape\":[")?;
     write_list(tensor.shape, ",", out)?;
-    write!(out, "],\"data_offsets\":[{offset},{}]}}", offset.saturating_add(tensor.nbytes()))
+    write!(out, "],\"data_offsets\":[{offset},{}]}}", offset.saturating_add(tensor.nbytes))
 }

@@ -144,7 +144,7 @@ impl GgufBuilder {
         if tensor.info.dtype.ggml().is_none() || tensor.is_gathered() {
             return None;
         }
-        let end = offset.checked_add(tensor.info.nbytes())?;
+        let end = offset.checked_add(tensor.info.nbytes)?;
         self.data_len = end.checked_next_multiple_of(self.alignment).filter(|len| *len <= LEN_MAX)?;
         push_data(&mut self.data, offset, &tensor);
         push_run(&mut self.data, end, self.zeros, 0..self.data_len - end);

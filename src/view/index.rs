@@ -89,7 +89,7 @@ fn write_line(model: &Model, dirs: Option<TensorDirs>, tensor: TensorId, out: Ou
     write_member(", \"dtype\": ", info.dtype.name(), out)?;
     out.write_all(b", \"shape\": [")?;
     write_list(info.shape, ", ", out)?;
-    write!(out, "], \"nbytes\": {}", info.nbytes())?;
+    write!(out, "], \"nbytes\": {}", info.nbytes)?;
     if let Some(dirs) = dirs {
         out.write_all(b", \"file\": ")?;
         let file = name::encode_name(info.name);
@@ -103,11 +103,11 @@ fn write_line(model: &Model, dirs: Option<TensorDirs>, tensor: TensorId, out: Ou
             _ => out.write_all(b"null")?,
         }
     }
-    match tensor.file() {
-        Some(shard) => {
+    match tensor.stored() {
+        Some((shard, stored)) => {
             out.write_all(b", ")?;
-            write_extent(model, shard, info.range.start, out)?;
-            if let Some(layout) = info.layout {
+            write_extent(model, shard, stored.range.start, out)?;
+            if let Some(layout) = stored.layout {
                 out.write_all(b", \"strides\": [")?;
                 write_list(layout.strides, ", ", out)?;
                 out.write_all(if layout.word > 1 { b"], \"byte_order\": \"big\"" } else { b"]" })?;

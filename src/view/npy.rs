@@ -30,7 +30,7 @@ fn stored<'m>(numbers: &TensorNumbers<'m>) -> Option<&'m str> {
         _ if numbers.weight.is_some() => None,
         Dtype::Unknown(name) => {
             let bytes = numpy::element_size(name)?.checked_mul(numbers.elements());
-            Some(name).filter(|_| bytes == Some(numbers.tensor.info.nbytes()))
+            Some(name).filter(|_| bytes == Some(numbers.tensor.info.nbytes))
         }
         known => known.numpy(),
     }

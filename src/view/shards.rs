@@ -21,7 +21,7 @@ pub struct ShardTensors {
 
 /// Size of the data of a tensor in bytes, in a converted file.
 fn nbytes(numbers: &TensorNumbers, conversion: Option<ValueConversion>) -> u64 {
-    written(numbers, conversion).map_or(numbers.tensor.info.nbytes(), |written| written.nbytes())
+    written(numbers, conversion).map_or(numbers.tensor.info.nbytes, |written| written.nbytes)
 }
 
 impl ShardTensors {

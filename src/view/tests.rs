@@ -544,7 +544,7 @@ fn shards_are_filled_up_to_the_size_limit() {
         let (views, _) = views(&tensors, &[7], "");
         let model = &views.model;
         let shards = ShardTensors::new(model, &ExportTensors::Whole, None, max);
-        let size = |id: &TensorId| model.tensor(*id).info.nbytes() as usize;
+        let size = |id: &TensorId| model.tensor(*id).info.nbytes as usize;
         let found: Vec<Vec<usize>> = shards.files().map(|(_, tensors)| tensors.iter().map(size).collect()).collect();
         assert_eq!(found, expected);
         assert_eq!(shards.index(model).is_some(), expected.len() > 1);

@@ -100,7 +100,7 @@ fn lenient_is_sound(file: &[u8], strict: Option<&Header>) {
         assert!(tensor.range.start <= tensor.range.end && tensor.range.end <= file.len() as u64);
         assert_eq!(lenient.find(tensor.name), Some(index));
         if let Some(bits) = tensor.dtype.bits() {
-            assert_eq!(tensor.shape.iter().product::<u64>() * bits, tensor.nbytes() * 8);
+            assert_eq!(tensor.shape.iter().product::<u64>() * bits, tensor.nbytes * 8);
         }
     }
     if let Some(strict) = strict {

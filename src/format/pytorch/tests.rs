@@ -68,10 +68,10 @@ fn tensors_are_parts_of_the_file() {
     let header = read(&one("FloatStorage", 12, 2, &[2, 3], &[3, 1]), ParseMode::Strict).unwrap();
     let tensor = header.tensor(0);
     assert_eq!((tensor.name, tensor.dtype.name(), tensor.shape, tensor.layout), ("w", "F32", &[2, 3][..], None));
-    assert_eq!((tensor.range.start - header.data_start, tensor.nbytes()), (8, 24));
+    assert_eq!((tensor.range.start - header.data_start, tensor.nbytes), (8, 24));
     let header = read(&one("HalfStorage", 24, 1, &[3, 4], &[1, 5]), ParseMode::Strict).unwrap();
     let tensor = header.tensor(0);
-    assert_eq!((tensor.layout.unwrap().strides, tensor.nbytes()), (&[1, 5][..], 24));
+    assert_eq!((tensor.layout.unwrap().strides, tensor.nbytes), (&[1, 5][..], 24));
     assert_eq!(tensor.range.end - tensor.range.start, 2 * (2 + 15 + 1));
 }
 
@@ -116,7 +116,7 @@ fn wrong_tensors_are_refused_or_left_out() {
         1
     );
     let header = read(&one("FloatStorage", 12, 0, &[most, 3], &[0, 1]), ParseMode::Strict).unwrap();
-    assert_eq!(header.tensor(0).nbytes(), 12 * most as u64);
+    assert_eq!(header.tensor(0).nbytes, 12 * most as u64);
 }
 
 #[test]
@@ -383,7 +383,7 @@ fn tensors_inside_an_object_of_a_subclass_are_shown() {
     let pickle = pickle.text("scale").tensor("FloatStorage", "0", 12, 2, &[1], &[1]).raw(b"utR");
     let pickle = wrapper(pickle.text("empty")).text("axis").raw(b"K\x01utRu");
     let header = read(&file(pickle.end()), ParseMode::Strict).unwrap();
-    let tensors: Vec<_> = header.tensors().map(|tensor| (tensor.name, tensor.nbytes())).collect();
+    let tensors: Vec<_> = header.tensors().map(|tensor| (tensor.name, tensor.nbytes)).collect();
     assert_eq!(tensors, [("q.weight.qdata", 8), ("q.weight.scale", 4)]);
     let skipped: Vec<_> = header.skipped.listed().iter().map(|skipped| &skipped.name[..]).collect();
     assert_eq!(skipped, ["empty"]);
@@ -591,7 +591,7 @@ fn complete_storages_of_a_broken_download_are_recovered() {
         let expected = ends.iter().filter(|end| **end <= cut as u64).count();
         assert_eq!(found.len(), expected, "{cut}");
         for (a, b) in whole.tensors().zip(found.tensors()) {
-            assert_eq!((a.name, a.range, a.shape), (b.name, b.range, b.shape));
+            assert_eq!(a, b);
         }
         let skipped = found.skipped.listed();
         assert_eq!(skipped.len(), 1 + 3 - expected, "{cut}: {skipped:?}");

@@ -5,7 +5,7 @@ use super::file::CheckedFile;
 use super::report::CheckReport;
 use super::sums::StatedSum;
 use crate::content::ReadRequest;
-use crate::format::{Dtype, DtypeBlock, TensorInfo};
+use crate::format::{Dtype, DtypeBlock, HeaderTensor};
 use crate::model;
 use crate::rules::CheckRule;
 use crate::stats::SpecialCounts;
@@ -71,8 +71,8 @@ struct TensorPicker {
 }
 
 impl TensorPicker {
-    fn picks(&mut self, tensor: &TensorInfo) -> bool {
-        if tensor.layout.is_some() || tensor.nbytes() == 0 {
+    fn picks(&mut self, tensor: &HeaderTensor) -> bool {
+        if tensor.layout.is_some() || tensor.nbytes == 0 {
             return false;
         }
         let picked = tensor.range.start >= self.reached;
@@ -91,8 +91,8 @@ fn gathered(file: &CheckedFile) -> (Vec<usize>, u64) {
     let mut left = file.source.len().saturating_mul(2);
     let (mut picked, mut unsearched) = (Vec::new(), 0);
     let tensors = file.header.tensors().enumerate();
-    for (at, tensor) in tensors.filter(|(_, tensor)| tensor.layout.is_some() && tensor.nbytes() > 0) {
-        match left.checked_sub(tensor.nbytes()) {
+    for (at, tensor) in tensors.filter(|(_, tensor)| tensor.layout.is_some() && tensor.nbytes > 0) {
+        match left.checked_sub(tensor.nbytes) {
             Some(rest) => {
                 left = rest;
                 picked.push(at);
@@ -108,9 +108,9 @@ pub(super) fn bytes_to_read(file: &CheckedFile, values: bool) -> u64 {
     let hashed = hashed_bytes(file);
     let hashed = hashed.end - hashed.start;
     let mut picker = TensorPicker::default();
-    let searched = file.header.tensors().filter(|tensor| values && picker.picks(tensor)).map(|tensor| tensor.nbytes());
+    let searched = file.header.tensors().filter(|tensor| values && picker.picks(tensor)).map(|tensor| tensor.nbytes);
     let gathered = if values { gathered(file).0 } else { Vec::new() };
-    let gathered = gathered.into_iter().map(|at| file.header.tensor(at).nbytes());
+    let gathered = gathered.into_iter().map(|at| file.header.tensor(at).nbytes);
     searched.chain(gathered).fold(hashed, u64::saturating_add)
 }
 
@@ -149,7 +149,7 @@ impl FileHashes {
 pub(super) fn read_piece(
     file: &CheckedFile,
     values: bool,
-    is_companion: &(dyn Fn(&TensorInfo) -> bool + Sync),
+    is_companion: &(dyn Fn(&HeaderTensor) -> bool + Sync),
     advance: &(dyn Fn(u64) + Sync),
 ) -> Result<CheckReport, model::Error> {
     let mut report = CheckReport::default();
@@ -196,7 +196,7 @@ pub(super) fn read_piece(
         if !specials.is_empty() {
             report_specials(file, &tensor, &specials, &mut report);
         }
-        if zero > 0 && zero == tensor.nbytes() && zero_from.is_none_or(|from| tensor.range.start < from) {
+        if zero > 0 && zero == tensor.nbytes && zero_from.is_none_or(|from| tensor.range.start < from) {
             report.add(CheckRule::Zero, &file.name, Some(tensor.name), || {
                 format!("tensor {}: all {zero} bytes are zero", quote(tensor.name))
             });
@@ -264,7 +264,7 @@ fn search(
         if !picker.picks(&tensor) {
             continue;
         }
-        let TensorInfo { dtype, range, .. } = tensor.clone();
+        let (dtype, range) = (tensor.dtype, tensor.range.clone());
         let part = range.start.max(bytes.start)..range.end.min(bytes.end);
         let encoded = &buf[(part.start - bytes.start) as usize..(part.end - bytes.start) as usize];
         let specials = SpecialCounts::of(dtype, encoded).unwrap_or_default();
@@ -286,7 +286,7 @@ fn search_gathered(
     advance: &(dyn Fn(u64) + Sync),
 ) -> Result<TensorFindings, model::Error> {
     let tensor = file.header.tensor(at);
-    let (data, len) = (model::data_in(&file.source, &tensor), tensor.nbytes());
+    let (data, len) = (model::data_in(&file.source, &tensor), tensor.nbytes);
     let size = tensor.layout.map_or(1, |layout| u64::from(layout.size).max(1));
     let step = (GATHERED_AT_ONCE / size).max(1) * size;
     let (mut found, mut buf) = (TensorFindings::default(), Vec::new());
@@ -359,7 +359,7 @@ fn zero_end(file: &CheckedFile, pieces: &[SearchPiece], nonzero_end: u64, report
     Some(nonzero_end)
 }
 
-fn is_float(tensor: &TensorInfo) -> bool {
+fn is_float(tensor: &HeaderTensor) -> bool {
     let is_opaque = tensor.dtype.block().is_none() || Dtype::SIZE_ONLY.contains(&tensor.dtype);
     !is_opaque && !tensor.dtype.is_integer()
 }
@@ -381,7 +381,7 @@ fn hash(
     Ok(())
 }
 
-fn report_specials(file: &CheckedFile, tensor: &TensorInfo, specials: &SpecialCounts, report: &mut CheckReport) {
+fn report_specials(file: &CheckedFile, tensor: &HeaderTensor, specials: &SpecialCounts, report: &mut CheckReport) {
     let SpecialCounts { nan, pos_inf, neg_inf, first } = *specials;
     let rule = if nan > 0 { CheckRule::Nan } else { CheckRule::Infinite };
     report.add(rule, &file.name, Some(tensor.name), || {

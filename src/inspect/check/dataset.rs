@@ -134,13 +134,13 @@ impl CheckedDataset {
         let (model, source) = (&self.model, self.model.source(shard));
         let mut found: Option<(u64, u64)> = None;
         for id in model.stored_in(shard).iter() {
-            let info = model.tensor(id).info;
+            let (_, info) = model.stored_tensor(id);
             let Some(&rows) = info.shape.first().filter(|_| info.layout.is_none()) else { return Ok(None) };
             let (mut zero, all) = found.unwrap_or((rows, rows));
-            if rows != all || zero == 0 || info.nbytes() == 0 {
+            if rows != all || zero == 0 || info.nbytes == 0 {
                 return Ok(None);
             }
-            let row = info.nbytes() / rows;
+            let row = info.nbytes / rows;
             let end = nonzero_end(&**source, info.range.end - zero * row..info.range.end)?;
             zero = (info.range.end - end) / row;
             found = Some((zero, rows));

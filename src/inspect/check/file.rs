@@ -106,8 +106,8 @@ impl CheckedFile {
         let is_copied = self.header.format == numpy::NPZ;
         for tensor in self.header.tensors() {
             report.tensors += 1;
-            report.nbytes = report.nbytes.saturating_add(tensor.nbytes());
-            if tensor.nbytes() == 0 {
+            report.nbytes = report.nbytes.saturating_add(tensor.nbytes);
+            if tensor.nbytes == 0 {
                 continue;
             }
             let start = tensor.range.start;
@@ -115,7 +115,7 @@ impl CheckedFile {
             let width = self::alignment(tensor.dtype);
             if !start.is_multiple_of(width) && !is_copied {
                 report.add(CheckRule::Unaligned, &self.name, Some(tensor.name), || {
-                    let TensorInfo { name, dtype, .. } = &tensor;
+                    let TensorInfo { name, dtype, .. } = tensor.info;
                     format!(
                         "tensor {}: its {dtype} data begins at byte {start}, which is not a multiple of {width}",
                         quote(name)

@@ -11,7 +11,7 @@ mod report;
 mod set;
 mod sums;
 
-use crate::format::{ParseMode, TensorInfo};
+use crate::format::{HeaderTensor, ParseMode};
 use crate::model::{self, Error, LINKED, Model};
 use crate::source::{self, Location, Source};
 use crate::threads;
@@ -125,7 +125,7 @@ impl ModelCheck {
     /// since the last call.
     pub fn read(&mut self, values: bool, advance: &(dyn Fn(u64) + Sync)) -> Result<(), Error> {
         let model = self.quantized.as_ref().map(|(model, _)| model);
-        let is_companion = |tensor: &TensorInfo| model.is_some_and(|model| quantized::is_companion(model, tensor));
+        let is_companion = |tensor: &HeaderTensor| model.is_some_and(|model| quantized::is_companion(model, tensor));
         // The values of one file are searched on all cores. A hash takes one core, so that all files are hashed at
         // once.
         let at_once = if values { 1 } else { self.files.len().max(1) };

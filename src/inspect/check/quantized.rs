@@ -6,7 +6,7 @@ use crate::codec::quantized::{
     CompanionFaults, DequantizeFormula, GlobalScale, QuantizedLayout, QuantizedPart, ScaleGrid, ScaleType,
 };
 use crate::content::ReadRequest;
-use crate::format::TensorInfo;
+use crate::format::{HeaderTensor, TensorInfo};
 use crate::model::contradictions::{SAMPLE_BYTES, ZeroPointFaults};
 use crate::model::quantization::{ProblemKind, ProblemPlace, QuantizedWeight, WeightWarning};
 use crate::model::{Error, Model, TensorId};
@@ -55,8 +55,9 @@ pub(super) fn check_recognition(model: &Model, name: &str, is_whole: bool, repor
 }
 
 /// Whether a tensor of a file is a companion of a weight, so that [`read_companion`] reports its faults.
-pub(super) fn is_companion(model: &Model, tensor: &TensorInfo) -> bool {
-    let id = model.find(tensor.name).filter(|id| model.tensor(*id).info.range == tensor.range);
+pub(super) fn is_companion(model: &Model, tensor: &HeaderTensor) -> bool {
+    let id = model.find(tensor.name);
+    let id = id.filter(|id| model.tensor(*id).stored().is_some_and(|(_, stored)| stored.range == tensor.range));
     let owner = id.and_then(|id| Some((id, model.quantized.owner(id)?)));
     owner.is_some_and(|(id, weight)| QuantizedPart::ALL.iter().any(|part| weight.part(*part) == Some(id.index())))
 }
@@ -65,7 +66,7 @@ pub(super) fn is_companion(model: &Model, tensor: &TensorInfo) -> bool {
 pub(super) fn bytes_to_read(model: &Model) -> u64 {
     let zeros = symmetric_zeros(model).map(|(_, zeros)| zeros);
     let all = checked(model).map(|companion| companion.tensor).chain(zeros);
-    all.map(|tensor| model.tensor(tensor).info.nbytes()).fold(0, u64::saturating_add)
+    all.map(|tensor| model.tensor(tensor).info.nbytes).fold(0, u64::saturating_add)
 }
 
 /// A companion whose numbers are checked.
@@ -135,7 +136,7 @@ fn faults(
     let (layout, mut faults) = (&companion.weight.class.layout, CompanionFaults::default());
     let tensor = model.tensor(companion.tensor);
     let Some(real) = companion_number(layout, companion.part) else { return Ok(faults) };
-    let (data, len) = (model.data(&tensor), tensor.info.nbytes());
+    let (data, len) = (model.data(&tensor), tensor.info.nbytes);
     let mut buf = Vec::new();
     for start in (0..len).step_by(AT_ONCE as usize) {
         let end = len.min(start + AT_ONCE);
@@ -195,7 +196,7 @@ fn zero_point_faults(
     advance: &(dyn Fn(u64) + Sync),
 ) -> Result<ZeroPointFaults, Error> {
     let (tensor, mut faults, mut buf) = (model.tensor(zeros), ZeroPointFaults::default(), Vec::new());
-    let (data, len) = (model.data(&tensor), tensor.info.nbytes());
+    let (data, len) = (model.data(&tensor), tensor.info.nbytes);
     for start in (0..len).step_by(AT_ONCE as usize) {
         buf.resize((len - start).min(AT_ONCE) as usize, 0);
         data.fill(&mut buf, start, &ReadRequest::WAIT)?;

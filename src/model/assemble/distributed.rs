@@ -207,14 +207,14 @@ fn parts_by_name(model: &Model) -> Vec<Vec<TensorId>> {
 /// Joins tensors of the same name to one. The error is the reason why they do not make one.
 fn join(model: &Model, parts: &[TensorId], saved: &[SavedBoxes], assembly: &mut TensorAssembly) -> Result<(), String> {
     let boxes = parts.iter().map(|id| {
-        let (file, stored) = (model.shard_of(*id), model.tensor(*id).info);
+        let (file, stored) = model.stored_tensor(*id);
         match saved[file.index()].get(stored.name) {
             Some(SavedBox { saved_offsets }) => Ok(TensorBox { file, stored, offsets: saved_offsets }),
             None => Err(format!("the {BOXES} of {} does not name it", file_name(model, file))),
         }
     });
     let boxes = boxes.collect::<Result<Vec<TensorBox>, String>>()?;
-    let TensorInfo { name, dtype, shape: first_shape, .. } = &boxes[0].stored;
+    let TensorInfo { name, dtype, shape: first_shape, .. } = &boxes[0].stored.info;
     let mut shape = vec![0; first_shape.len()];
     for TensorBox { file, stored, offsets } in &boxes {
         let of = || file_name(model, *file);

@@ -54,7 +54,7 @@ fn compare_shapes(model: &Model, a: TensorId, b: TensorId) -> Ordering {
 }
 
 fn compare_sizes(model: &Model, a: TensorId, b: TensorId) -> Ordering {
-    model.tensor(a).info.nbytes().cmp(&model.tensor(b).info.nbytes())
+    model.tensor(a).info.nbytes.cmp(&model.tensor(b).info.nbytes)
 }
 
 fn compare_quantizations(model: &Model, a: TensorId, b: TensorId) -> Ordering {
@@ -169,7 +169,7 @@ fn tensor_table(asked: &PageRequest, model: &Model, mut found: Vec<TensorId>, pa
     for id in shown {
         let tensor = model.tensor(*id).info;
         page.raw("<tr><td>").tensor_link(*id, tensor.name).raw("</td>").cell(tensor.dtype.name());
-        page.cell(&brackets(tensor.shape)).number(&format_size(tensor.nbytes()));
+        page.cell(&brackets(tensor.shape)).number(&format_size(tensor.nbytes));
         page.cell(&quantization(model, *id)).raw("</tr>\n");
     }
     page.raw("</tbody></table></div>\n");

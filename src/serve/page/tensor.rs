@@ -34,9 +34,7 @@ pub(super) fn tensor_page(asked: &PageRequest, model: &Model, id: TensorId) -> R
     let name = shown_name(tensor.info.name);
     let files = if is_logical { asked.superblock.files_of(asked.ino, id, asked.wants)? } else { Vec::new() };
     let statistics = match files.iter().find(|file| file.dir == STATISTICS) {
-        Some(file) if asked.query.statistics || tensor.info.nbytes() <= STATISTICS_MAX => {
-            Some(statistics(asked, file)?)
-        }
+        Some(file) if asked.query.statistics || tensor.info.nbytes <= STATISTICS_MAX => Some(statistics(asked, file)?),
         _ => None,
     };
     let mut page = HtmlPage::at(asked, name);
@@ -56,7 +54,7 @@ pub(super) fn tensor_page(asked: &PageRequest, model: &Model, id: TensorId) -> R
         (None, true) => {
             let href = query_of(&[("tensor", &id.index().to_string())], &[("statistics", "1")]);
             page.raw("<section><h2>Statistics</h2><p><a href=\"").text(&href).raw("\">Compute them</a>, which reads ");
-            page.text(&format_size(tensor.info.nbytes())).raw(".</p></section>\n");
+            page.text(&format_size(tensor.info.nbytes)).raw(".</p></section>\n");
         }
         (None, false) => {}
     }
@@ -69,7 +67,7 @@ fn tensor_facts(model: &Model, id: TensorId, page: &mut HtmlPage) {
     let tensor = model.tensor(id);
     let info = &tensor.info;
     page.raw("<dl>").fact("Dtype", info.dtype.name()).fact("Shape", &shorten(&brackets(info.shape), 500));
-    page.fact("Size", &exact_size(info.nbytes()));
+    page.fact("Size", &exact_size(info.nbytes));
     // A quantized weight has its logical dtype and shape.
     let values = model.numbers(id, true);
     if values.weight.is_some() {

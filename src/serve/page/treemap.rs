@@ -322,7 +322,7 @@ fn tensor_groups<'m>(model: &'m Model, tensors: &[TensorId], start: usize) -> Ve
     let mut groups: Vec<TensorGroup> = Vec::new();
     let mut places: HashMap<(&str, bool), usize> = HashMap::new();
     for id in tensors {
-        let (name, nbytes) = (model.name(*id), model.tensor(*id).info.nbytes());
+        let (name, nbytes) = (model.name(*id), model.tensor(*id).info.nbytes);
         if nbytes == 0 {
             continue;
         }

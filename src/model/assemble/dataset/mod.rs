@@ -139,10 +139,10 @@ fn join_one(
     let homes: Vec<ShardId> = parts.iter().map(|part| model.shard_of(*part)).collect();
     let (mut rows, mut found) = (0u64, Vec::with_capacity(parts.len()));
     for (name, shard) in shards {
-        let part = shard.and_then(|shard| Some((shard, homes.binary_search(&ShardId::new(shard)).ok()?)));
-        let Some((shard, part)) = part else { return Err(format!("{} does not have it", quote(name))) };
-        let info = model.tensor(parts[part]).info;
-        let TensorInfo { dtype, shape, .. } = info;
+        let part = shard.and_then(|shard| homes.binary_search(&ShardId::new(shard)).ok());
+        let Some(part) = part else { return Err(format!("{} does not have it", quote(name))) };
+        let (file, stored) = model.stored_tensor(parts[part]);
+        let TensorInfo { dtype, shape, .. } = stored.info;
         if dtype != like.dtype {
             let (like, dtype) = (like.dtype.quoted(), dtype.quoted());
             return Err(format!("it is {like} in {home}, and {dtype} in {}", quote(name)));
@@ -153,10 +153,10 @@ fn join_one(
         };
         rows =
             rows.checked_add(*count).ok_or_else(|| format!("it would be too long with its part in {}", quote(name)))?;
-        found.push((ShardId::new(shard), info));
+        found.push((file, stored));
     }
     let shape = [&[rows], trailing].concat();
-    let parts: Vec<_> = found.iter().map(|(shard, info)| joined.stored(*shard, info)).collect();
+    let parts: Vec<_> = found.iter().map(|(file, stored)| joined.stored(*file, stored)).collect();
     joined.push(like.name, like.dtype, &shape, parts).map_err(str::to_owned)
 }
 
