@@ -147,7 +147,7 @@ struct StoredSide<'m> {
 
 impl<'m> StoredSide<'m> {
     fn new(model: &'m Model) -> Self {
-        Self { model, files: SharedFiles::new(&model.sources) }
+        Self { model, files: SharedFiles::new(model.sources()) }
     }
 
     fn stored(&self, id: TensorId) -> StoredTensor<'_> {

@@ -255,7 +255,7 @@ impl ExportJob<'_> {
         output: &OutputFile,
     ) -> anyhow::Result<()> {
         let Some(replaced) = output.replaces() else { return Ok(()) };
-        let is_part = model.sources.iter().any(|part| part.id() == Some(replaced));
+        let is_part = model.sources().iter().any(|part| part.id() == Some(replaced));
         let main = model.main_file().path().and_then(|path| fs::metadata(path).ok());
         if !is_part && main.map(|main| (main.dev(), main.ino())) != Some(replaced) {
             return Ok(());
@@ -481,7 +481,7 @@ fn is_empty(tensors: &ExportTensors) -> bool {
 
 /// Permissions of new files, before the umask is applied: those that all files of the source have, as with cp(1).
 pub(super) fn export_mode(model: &Model) -> u32 {
-    let modes = model.sources.iter().map(|source| u32::from(source.stat().mode));
+    let modes = model.sources().iter().map(|source| u32::from(source.stat().mode));
     modes.reduce(|a, b| a & b).unwrap_or(MODE)
 }
 

@@ -17,7 +17,7 @@ use weightfs::inspect::{
     ModelOverview, QuantizationTotal, SpecialToken, TensorBreakdown, TensorTotals, TrainingFacts, is_kohya,
 };
 use weightfs::model::quantization::ProblemKind;
-use weightfs::model::{Model, Shard};
+use weightfs::model::{Model, ModelFile};
 use weightfs::source::Location;
 use weightfs::text::{brackets, printable, quote};
 use weightfs::units::{format_count, format_size, grouped, plural};
@@ -130,7 +130,7 @@ impl InspectPage<'_> {
     fn print_model(&mut self, breakdown: &TensorBreakdown, bytes: u64) -> io::Result<()> {
         let model = self.model;
         let TensorBreakdown { all, dtypes, modules, quantized } = breakdown;
-        let header = model.shards.iter().map(|shard| shard.header.data_start).fold(0, u64::saturating_add);
+        let header = model.files.iter().map(|shard| shard.header.data_start).fold(0, u64::saturating_add);
         let left_out = model.left_out();
         let bits = all.bits_per_weight().filter(|_| !quantized.is_empty());
         let bits = bits.map_or(String::new(), |bits| format!(", {bits:.2} bits per weight"));
@@ -208,14 +208,13 @@ impl InspectPage<'_> {
     fn print_shards(&mut self) -> io::Result<()> {
         let model = self.model;
         self.heading("Shards")?;
-        let shards = model.shards.iter().zip(model.sources.iter()).take(self.shown);
-        let fields = shards.map(|(Shard { name, header, .. }, source)| {
+        let fields = model.files.iter().take(self.shown).map(|ModelFile { name, header, source, .. }| {
             let text = format!("{} in {}", format_size(source.len()), plural(header.len() as u64, "tensor"));
             (cut_text(name, NAME_MAX), text)
         });
         let fields: Vec<_> = fields.collect();
         self.fields(&fields, false)?;
-        self.more(model.shards.len(), fields.len(), "shard")
+        self.more(model.files.len(), fields.len(), "shard")
     }
 
     fn print_gguf(&mut self, gguf: &GgufFacts, breakdown: &TensorBreakdown) -> io::Result<()> {
@@ -406,8 +405,7 @@ fn duration(seconds: u64) -> String {
 
 fn to_json(model: &Model, location: &Location, breakdown: &TensorBreakdown) -> Value {
     let ModelIdentity { hash, .. } = ModelIdentity::of(model);
-    let files = model.shards.iter().zip(model.sources.iter()).map(|(shard, source)| {
-        let Shard { name, header, .. } = shard;
+    let files = model.files.iter().map(|ModelFile { name, header, source, .. }| {
         json!({"name": name, "nbytes": source.len(), "data_start": header.data_start, "tensors": header.len()})
     });
     let metadata: Map<String, Value> =

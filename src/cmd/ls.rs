@@ -193,7 +193,7 @@ impl TensorRow<'_> {
         let shape = 2 + dims + tensor.shape.len().saturating_sub(1);
         let (offset, shard) = match found.stored() {
             Some((_, stored)) if !self.shards => (digits(stored.range.start), 0),
-            Some((file, stored)) => (digits(stored.range.start), self.model.shard(file).name.width()),
+            Some((file, stored)) => (digits(stored.range.start), self.model.file(file).name.width()),
             None => (1, parts_of(&found).len()),
         };
         [tensor.dtype.name().width(), shape, if self.bytes { digits(tensor.nbytes) } else { SIZE }, offset, shard]
@@ -208,7 +208,7 @@ impl TensorRow<'_> {
         push_shape(&mut dims, shape);
         let size = if self.bytes { tensor.nbytes.to_string() } else { format_size(tensor.nbytes) };
         let (offset, shard) = match found.stored() {
-            Some((file, stored)) => (stored.range.start.to_string(), printable(&self.model.shard(file).name)),
+            Some((file, stored)) => (stored.range.start.to_string(), printable(&self.model.file(file).name)),
             None => ("-".to_owned(), parts_of(&found).into()),
         };
         let name = squeeze(name, self.name_max);

@@ -194,7 +194,7 @@ fn edit_file(
             lock(file, &original, &interrupted)?;
         }
         // The previous holder of the lock may have replaced the file, and another process may do so at any time.
-        let is_same = model.sources.iter().all(|source| source.id() == Some(original.id));
+        let is_same = model.sources().iter().all(|source| source.id() == Some(original.id));
         if is_same && (!is_replaced || original.is_current()) {
             break (model, original, in_place);
         }
@@ -298,7 +298,7 @@ fn write_metadata(
     };
     output.check_force(out.is_none() || force)?;
     output.write(&head.bytes)?;
-    let data = head.data_start..model.sources.first().map_or(head.data_start, |source| source.len());
+    let data = head.data_start..model.sources().first().map_or(head.data_start, |source| source.len());
     let progress = ProgressLine::new("copying", data.end - data.start);
     output.copy(&original.file, data, &mut |bytes| {
         progress.add(bytes);
@@ -323,7 +323,7 @@ fn replaced(file: &Path) -> String {
 
 /// Applies a change to the header. Returns the old header, the new beginning of the file, and the new header.
 fn apply(model: &Model, file: &Path, edit: &MetadataEdit) -> anyhow::Result<(Header, NewHead, Header)> {
-    let Some(source) = model.sources.first() else { bail!("{}: a model without files", file.display()) };
+    let Some(source) = model.sources().first() else { bail!("{}: a model without files", file.display()) };
     let (input, header) = model::load_header(&**source, ParseMode::Strict)?;
     let header = header.with_context(|| file.display().to_string())?;
     let (head, new) = format::edit_metadata(&header, &input, edit).with_context(|| file.display().to_string())?;

@@ -106,7 +106,7 @@ fn write_file(
     if let Some(replaced) = output.replaces() {
         let main = model.main_file().path().and_then(|path| fs::metadata(path).ok());
         let is_main = main.is_some_and(|main| (main.dev(), main.ino()) == replaced);
-        if is_main || model.sources.iter().any(|part| part.id() == Some(replaced)) {
+        if is_main || model.sources().iter().any(|part| part.id() == Some(replaced)) {
             bail!("{}: part of the source {source}; name another file", path.display());
         }
     }

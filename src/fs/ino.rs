@@ -6,7 +6,7 @@
 //! 128 to 191 are the files of views, by the index of the row of the view.
 
 use super::attr::{Ino, ROOT};
-use crate::model::ShardId;
+use crate::model::ModelFileId;
 use crate::view::View;
 
 const TREE_SHIFT: u32 = 40;
@@ -79,16 +79,16 @@ pub(super) enum Inode {
 pub(super) enum InodeDir {
     Root,
     /// The directory of a view, in the root or in the directory of a shard.
-    View(View, Option<ShardId>),
+    View(View, Option<ModelFileId>),
     /// A directory in `shards/`.
-    Shard(ShardId),
+    Shard(ModelFileId),
     /// A directory below that of a view: `tree/`, `samples/` or `files/`.
     Node(View, NodeId),
 }
 
 impl InodeDir {
     /// The shard whose directory it is, or in whose directory it is.
-    pub fn shard(self) -> Option<ShardId> {
+    pub fn shard(self) -> Option<ModelFileId> {
         match self {
             Self::Shard(shard) | Self::View(_, Some(shard)) => Some(shard),
             Self::Root | Self::View(_, None) | Self::Node(..) => None,

@@ -5,7 +5,9 @@ use super::ino::{self, Inode, InodeDir, NodeId};
 use super::tree::{NameSplit, TensorTree};
 use crate::content::{Content, ReadRequest};
 use crate::model::quantization::QuantizedWeight;
-use crate::model::{self, Model, OtherEntry, OtherFolder, ShardId, Tensor, TensorId, TensorNumbers, TensorPopulation};
+use crate::model::{
+    self, Model, ModelFileId, OtherEntry, OtherFolder, Tensor, TensorId, TensorNumbers, TensorPopulation,
+};
 use crate::name;
 use crate::view::{CachedResults, ModelViews, ShownViews, View, ViewFile, ViewFiles};
 use std::borrow::Cow;
@@ -47,7 +49,7 @@ const XATTRS: [(&str, XattrValue); 7] = [
         let place = tensor.file().and_then(|_| tensor.places().into_iter().next())?;
         Some(place.range.start.to_string())
     }),
-    ("user.weightfs.shard", |model, tensor| Some(model.shard(tensor.file()?).name.clone())),
+    ("user.weightfs.shard", |model, tensor| Some(model.file(tensor.file()?).name.clone())),
     ("user.weightfs.quantization", quantization_text),
 ];
 
@@ -91,7 +93,7 @@ enum DirectoryNames {
     /// All tensors of the model; quantized weights under their logical names.
     Logical,
     /// The tensors of one file, under their stored names.
-    InShard(ShardId),
+    InShard(ModelFileId),
 }
 
 /// An inode that exists.
@@ -213,7 +215,7 @@ impl ModelVolume {
             InodeDir::View(view, shard) => match &view.row().files {
                 ViewFiles::Tensors { .. } => self.tensors_in(shard).len(),
                 ViewFiles::Named { len, .. } => len(&self.views, shard),
-                ViewFiles::Shards => self.model().shards.len(),
+                ViewFiles::Shards => self.model().files.len(),
                 ViewFiles::Tree | ViewFiles::One { .. } | ViewFiles::Others => 0,
             },
         }
@@ -245,8 +247,8 @@ impl ModelVolume {
                     Some((Inode::File(view, number as u32), name(&self.views, number)?))
                 }
                 ViewFiles::Shards => {
-                    let shard = ShardId::new(at);
-                    Some((Inode::Dir(InodeDir::Shard(shard)), name::encode_name(&self.model().shard(shard).name)))
+                    let shard = ModelFileId::new(at);
+                    Some((Inode::Dir(InodeDir::Shard(shard)), name::encode_name(&self.model().file(shard).name)))
                 }
                 ViewFiles::Tree | ViewFiles::One { .. } | ViewFiles::Others => None,
             },
@@ -263,7 +265,7 @@ impl ModelVolume {
     }
 
     /// The tensors in the directories of the model, or of one shard.
-    fn tensors_in(&self, shard: Option<ShardId>) -> TensorPopulation<'_> {
+    fn tensors_in(&self, shard: Option<ModelFileId>) -> TensorPopulation<'_> {
         shard.map_or(self.model().logical(), |shard| self.model().stored_in(shard))
     }
 
@@ -311,7 +313,7 @@ impl ModelVolume {
 
     pub fn statfs(&self) -> Statfs {
         let model = self.model();
-        let blocks = model.sources.iter().map(|source| source.len().div_ceil(SECTOR)).sum();
+        let blocks = model.sources().iter().map(|source| source.len().div_ceil(SECTOR)).sum();
         Statfs { blocks, files: (model.listed().len() + model.metadata().len()) as u64 }
     }
 
@@ -339,7 +341,7 @@ impl ModelVolume {
     }
 
     /// The names of the files in the directory of a view, of the whole model or of one file.
-    fn names(&self, view: View, shard: Option<ShardId>) -> DirectoryNames {
+    fn names(&self, view: View, shard: Option<ModelFileId>) -> DirectoryNames {
         match shard {
             Some(shard) => DirectoryNames::InShard(shard),
             None if view.is_dequantized(&self.views) => DirectoryNames::Logical,
@@ -374,7 +376,7 @@ impl ModelVolume {
         let mut populations =
             vec![(DirectoryNames::Stored, model.logical()), (DirectoryNames::Logical, model.logical())];
         if View::STORED.is_in_shards(&self.views) {
-            let shards = model.shard_ids().map(|shard| (DirectoryNames::InShard(shard), model.stored_in(shard)));
+            let shards = model.file_ids().map(|shard| (DirectoryNames::InShard(shard), model.stored_in(shard)));
             populations.extend(shards);
         }
         let mut cut = HashMap::new();
@@ -400,13 +402,13 @@ impl ModelVolume {
         Some(VolumeNode::File(view, ViewFile::Tensor(numbers)))
     }
 
-    fn find_shard(&self, encoded: &str) -> Option<ShardId> {
-        let shards = &self.model().shards;
+    fn find_shard(&self, encoded: &str) -> Option<ModelFileId> {
+        let shards = &self.model().files;
         let at = match name::decode_name(encoded) {
             Some(name) => shards.binary_search_by(|shard| shard.name[..].cmp(&name)).ok(),
             None => shards.iter().position(|shard| name::encode_name(&shard.name) == encoded),
         };
-        at.map(ShardId::new)
+        at.map(ModelFileId::new)
     }
 
     /// The node of an inode. Fails if it does not exist.
@@ -421,7 +423,7 @@ impl ModelVolume {
             }
             Inode::Dir(dir) => dir,
         };
-        let has_shard = dir.shard().is_none_or(|shard| shard.index() < self.model().shards.len());
+        let has_shard = dir.shard().is_none_or(|shard| shard.index() < self.model().files.len());
         let exists = match dir {
             InodeDir::Root | InodeDir::Shard(_) => true,
             InodeDir::Node(View::OTHERS, _) => View::OTHERS.is_in_root(&self.views) && self.other_folder(dir).is_some(),
@@ -534,7 +536,7 @@ fn other_inode(entry: OtherEntry) -> Inode {
 }
 
 /// The inode of a view in the root or in the directory of a shard.
-fn view_inode(view: View, shard: Option<ShardId>) -> Inode {
+fn view_inode(view: View, shard: Option<ModelFileId>) -> Inode {
     if is_dir(view) { Inode::Dir(InodeDir::View(view, shard)) } else { Inode::File(view, View::only_file(shard)) }
 }
 

@@ -57,7 +57,7 @@ impl ModelOverview {
             weights: file_type.filter(|_| breakdown.all.tensors > 0).or_else(|| weights(breakdown, is_quantized)),
             bits_per_weight: breakdown.all.bits_per_weight(),
             is_quantized,
-            nbytes: model.sources.iter().map(|source| source.len()).fold(0, u64::saturating_add),
+            nbytes: model.sources().iter().map(|source| source.len()).fold(0, u64::saturating_add),
         }
     }
 

@@ -33,7 +33,7 @@ pub(super) fn restrict_access(model: &mut Model, base: &io::Result<TraversalBase
         model.facts.needed.push(tree.search());
     }
     let mut needed = Vec::new();
-    for source in model.sources.iter() {
+    for source in model.sources().iter() {
         if let Some(path) = source.path() {
             needed.extend(needed_for(base, &path.into(), source.id())?);
         }

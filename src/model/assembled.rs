@@ -2,7 +2,7 @@
 //! header.
 
 use super::data::{AssembledRuns, TensorData, array_in};
-use super::ids::ShardId;
+use super::ids::ModelFileId;
 use crate::content::{GatheredSource, SourceRun, Sources, StridedData};
 use crate::format::{self, Dtype, HeaderBuilder, HeaderTensor, TensorInfo, TensorTable};
 use crate::source::Source;
@@ -18,7 +18,7 @@ pub(super) struct AssembledTensors {
     /// The sources that the runs refer to: the files of the model, and then the tensors that are gathered from them.
     sources: Sources,
     /// The first file of each gathered tensor.
-    gathered: Box<[ShardId]>,
+    gathered: Box<[ModelFileId]>,
 }
 
 impl AssembledTensors {
@@ -46,7 +46,7 @@ pub(super) struct TensorAssembly {
     files: Sources,
     /// Tensors whose elements are gathered, as sources with the numbers after those of the files, and the first file of
     /// each.
-    gathered: Vec<(Arc<dyn Source>, ShardId)>,
+    gathered: Vec<(Arc<dyn Source>, ModelFileId)>,
 }
 
 const TOO_LONG: &str = "it would be too long";
@@ -59,7 +59,7 @@ impl TensorAssembly {
     }
 
     /// The data of a stored tensor in C order.
-    pub fn stored(&mut self, shard: ShardId, tensor: &HeaderTensor) -> SourcePart {
+    pub fn stored(&mut self, shard: ModelFileId, tensor: &HeaderTensor) -> SourcePart {
         match array_in(&self.files[shard.index()], tensor) {
             None => (shard.index(), tensor.range.clone()),
             Some(array) => self.gather(shard, array),
@@ -67,7 +67,7 @@ impl TensorAssembly {
     }
 
     /// The data of an array whose elements are gathered. `file` is the one that holds its first elements.
-    pub fn gather(&mut self, file: ShardId, array: StridedData) -> SourcePart {
+    pub fn gather(&mut self, file: ModelFileId, array: StridedData) -> SourcePart {
         let source = GatheredSource::new(array);
         let len = source.info().len;
         self.gathered.push((Arc::new(source), file));

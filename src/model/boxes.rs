@@ -2,7 +2,7 @@
 //! file. Checkpoints of several processes consist of them.
 
 use super::assembled::{SourcePart, TensorAssembly};
-use super::ids::ShardId;
+use super::ids::ModelFileId;
 use crate::content::{ArrayBox, ArrayPlace, StridedData};
 use crate::format::{DtypeBlock, HeaderTensor};
 use smallvec::SmallVec;
@@ -11,7 +11,7 @@ use std::collections::HashSet;
 /// A part of a tensor.
 #[derive(Debug, Clone)]
 pub(super) struct TensorBox<'t> {
-    pub file: ShardId,
+    pub file: ModelFileId,
     pub stored: HeaderTensor<'t>,
     /// The index of its first element in the whole tensor.
     pub offsets: &'t [u64],
@@ -124,7 +124,7 @@ mod tests {
         let nbytes = shape.iter().product();
         let info = TensorInfo { name: "t", dtype: Dtype::U8, shape, nbytes };
         let stored = HeaderTensor { info, range: start..start + nbytes, layout: None };
-        TensorBox { file: ShardId::new(file), stored, offsets }
+        TensorBox { file: ModelFileId::new(file), stored, offsets }
     }
 
     fn read(assembly: &TensorAssembly, parts: &[SourcePart]) -> Vec<u8> {

@@ -1,6 +1,6 @@
 //! Where the data of a tensor lies.
 
-use super::ids::ShardId;
+use super::ids::ModelFileId;
 use crate::content::{Extents, Segment, SourceRun, Sources, StridedData, StridedLayout};
 use crate::format::{HeaderTensor, TensorLayout};
 use crate::source::Source;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub(super) enum TensorData<'m> {
     /// In one file, as its header says: a run of bytes, or elements that do not lie in C order.
-    Stored { file: ShardId, tensor: HeaderTensor<'m> },
+    Stored { file: ModelFileId, tensor: HeaderTensor<'m> },
     /// In runs over the files, and over tensors that are gathered from them.
     Assembled(AssembledRuns<'m>),
 }
@@ -22,7 +22,7 @@ pub(super) struct AssembledRuns<'m> {
     sources: &'m Sources,
     runs: &'m Arc<[SourceRun]>,
     /// The last sources are gathered tensors. This is the first file of each; the other sources are files.
-    gathered: &'m [ShardId],
+    gathered: &'m [ModelFileId],
     /// In bytes from the start of the first run.
     part: Range<u64>,
 }
@@ -30,7 +30,7 @@ pub(super) struct AssembledRuns<'m> {
 /// A run of bytes of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BytePlace {
-    pub file: ShardId,
+    pub file: ModelFileId,
     /// In bytes from the start of the file.
     pub range: Range<u64>,
 }
@@ -56,7 +56,7 @@ impl TensorData<'_> {
     }
 
     /// The file that holds the first bytes. `None` if there are no bytes.
-    pub fn first_file(&self) -> Option<ShardId> {
+    pub fn first_file(&self) -> Option<ModelFileId> {
         match self {
             Self::Stored { file, .. } => Some(*file),
             Self::Assembled(assembled) => assembled.first_file(),
@@ -65,7 +65,12 @@ impl TensorData<'_> {
 }
 
 impl<'m> AssembledRuns<'m> {
-    pub fn new(sources: &'m Sources, runs: &'m Arc<[SourceRun]>, gathered: &'m [ShardId], part: Range<u64>) -> Self {
+    pub fn new(
+        sources: &'m Sources,
+        runs: &'m Arc<[SourceRun]>,
+        gathered: &'m [ModelFileId],
+        part: Range<u64>,
+    ) -> Self {
         Self { sources, runs, gathered, part }
     }
 
@@ -90,16 +95,16 @@ impl<'m> AssembledRuns<'m> {
 
     fn places(&self) -> BytePlaces {
         let place = |(run, len): (SourceRun, u64)| BytePlace {
-            file: ShardId::new(run.source),
+            file: ModelFileId::new(run.source),
             range: run.offset..run.offset + len,
         };
         self.iter().map(place).collect()
     }
 
-    fn first_file(&self) -> Option<ShardId> {
+    fn first_file(&self) -> Option<ModelFileId> {
         let (first, _) = self.iter().next()?;
         let gathered = first.source.checked_sub(self.files());
-        Some(gathered.map_or_else(|| ShardId::new(first.source), |gathered| self.gathered[gathered]))
+        Some(gathered.map_or_else(|| ModelFileId::new(first.source), |gathered| self.gathered[gathered]))
     }
 
     pub fn data(&self) -> Segment {

@@ -45,7 +45,7 @@ ids! {
     /// A tensor of a [`super::Model`].
     TensorId;
     /// A file of a [`super::Model`].
-    ShardId;
+    ModelFileId;
     /// A model of a [`super::Catalog`].
     ModelId;
     /// A folder of a [`super::Catalog`].

@@ -26,7 +26,7 @@ impl OpenedModel {
     pub fn reads(&self) -> Vec<PathBuf> {
         match self {
             Self::Model(model) => {
-                let sources = model.sources.iter().chain(model.facts.documents.iter().map(|(_, source)| source));
+                let sources = model.sources().iter().chain(model.facts.documents.iter().map(|(_, source)| source));
                 let parts = sources.filter_map(|source| source.path());
                 parts.chain(model.facts.others.paths()).map(PathBuf::from).collect()
             }

@@ -122,7 +122,7 @@ const FETCHED_AT_ONCE: usize = 32;
 
 /// The first bytes of tensors, which are given by their numbers with how many bytes are read.
 fn read_contents(model: &Model, wanted: &[(usize, u64)]) -> Result<HashMap<usize, Vec<u8>>, Error> {
-    let is_remote = model.sources.iter().any(|source| source.id().is_some_and(|(device, _)| source::is_tree(device)));
+    let is_remote = model.sources().iter().any(|source| source.id().is_some_and(|(device, _)| source::is_tree(device)));
     let threads = if is_remote { FETCHED_AT_ONCE } else { 1 };
     let (first, rest) = wanted.split_at(wanted.len().div_ceil(threads));
     std::thread::scope(|scope| {
@@ -165,7 +165,7 @@ fn read_configs(model: &Model) -> Result<ReadConfigs, Error> {
             found = QuantizationConfig::new(config.as_ref(), Some(&other));
         }
     }
-    let metadata = model.shards.iter().flat_map(|shard| &shard.header.metadata);
+    let metadata = model.files.iter().flat_map(|shard| &shard.header.metadata);
     let comfy = metadata.filter(|(key, _)| key == quantization::COMFY_METADATA);
     let network = config.as_ref().and_then(named_network);
     Ok(ReadConfigs {

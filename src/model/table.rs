@@ -2,7 +2,7 @@
 
 use super::assembled::AssembledTensors;
 use super::data::{self, BytePlaces, TensorData};
-use super::ids::{ShardId, TensorId};
+use super::ids::{ModelFileId, TensorId};
 use super::others::OtherFiles;
 use super::population::TensorPopulation;
 use super::quantized::QuantizedWeights;
@@ -32,10 +32,10 @@ pub struct Model {
     pub location: Location,
     pub form: &'static ModelForm,
     pub facts: ModelFacts,
-    /// The files, in the order of their names.
-    pub shards: Vec<Shard>,
-    /// The bytes of the files, in the same order.
-    pub sources: Sources,
+    /// In the order of their names.
+    pub files: Vec<ModelFile>,
+    /// The bytes of the files, in the same order, for the contents that refer to them by number.
+    sources: Sources,
     assembled: AssembledTensors,
     /// The logical tensors have numbers below this.
     len: usize,
@@ -145,11 +145,13 @@ pub struct DescribingFile {
     pub stat: SourceStat,
 }
 
+/// A file that a model is made of.
 #[derive(Debug)]
-pub struct Shard {
+pub struct ModelFile {
     /// File name; for a shard, as written in the index or the manifest.
     pub name: String,
     pub location: Location,
+    /// It has the format. If a file has no header, this one has no tensors.
     pub header: Header,
     pub source: Arc<dyn Source>,
 }
@@ -172,12 +174,12 @@ pub struct Tensor<'m> {
 
 impl<'m> Tensor<'m> {
     /// The file whose header describes the tensor. `None` for one that is made of parts of files.
-    pub fn file(&self) -> Option<ShardId> {
+    pub fn file(&self) -> Option<ModelFileId> {
         self.stored().map(|(file, _)| file)
     }
 
     /// That file, and what its header says. `None` for a tensor that is made of parts of files.
-    pub fn stored(&self) -> Option<(ShardId, &HeaderTensor<'m>)> {
+    pub fn stored(&self) -> Option<(ModelFileId, &HeaderTensor<'m>)> {
         if let TensorData::Stored { file, tensor } = &self.data { Some((*file, tensor)) } else { None }
     }
 
@@ -193,21 +195,21 @@ impl<'m> Tensor<'m> {
     }
 
     /// A file that holds some of its bytes, for messages.
-    pub fn first_file(&self) -> Option<ShardId> {
+    pub fn first_file(&self) -> Option<ModelFileId> {
         self.data.first_file()
     }
 }
 
 impl Model {
-    pub(super) fn new(location: &Location, form: &'static ModelForm, shards: Vec<Shard>) -> Self {
-        let metadata = (shards.len() != 1).then(|| merge_metadata(&shards));
+    pub(super) fn new(location: &Location, form: &'static ModelForm, files: Vec<ModelFile>) -> Self {
+        let metadata = (files.len() != 1).then(|| merge_metadata(&files));
         let mut model = Self {
             location: location.absolute().unwrap_or_else(|_| location.clone()),
             form,
             facts: ModelFacts { metadata, ..ModelFacts::default() },
-            len: shards.iter().map(|shard| shard.header.len()).sum(),
-            sources: shards.iter().map(|shard| shard.source.clone()).collect(),
-            shards,
+            len: files.iter().map(|file| file.header.len()).sum(),
+            sources: files.iter().map(|file| file.source.clone()).collect(),
+            files,
             assembled: AssembledTensors::default(),
             only_in_own_file: Vec::new(),
             first: Vec::new(),
@@ -221,7 +223,7 @@ impl Model {
     fn number_tensors(&mut self) {
         let mut next = self.assembled.table().len();
         self.first = vec![TensorId::new(next)];
-        for shard in &self.shards {
+        for shard in &self.files {
             next += shard.header.len();
             self.first.push(TensorId::new(next));
         }
@@ -256,16 +258,16 @@ impl Model {
 
     /// The format of its files, such as `safetensors`; empty for a model without files.
     pub fn format(&self) -> &'static str {
-        self.shards.first().map_or("", |shard| shard.header.format)
+        self.files.first().map_or("", |shard| shard.header.format)
     }
 
     /// The version of that format, if it has versions.
     pub fn format_version(&self) -> Option<u32> {
-        self.shards.iter().find_map(|shard| shard.header.version)
+        self.files.iter().find_map(|shard| shard.header.version)
     }
 
     pub fn has_text(&self) -> bool {
-        self.shards.iter().any(|shard| shard.header.text().is_some())
+        self.files.iter().any(|shard| shard.header.text().is_some())
     }
 
     pub fn logical(&self) -> TensorPopulation<'_> {
@@ -279,10 +281,10 @@ impl Model {
     }
 
     pub fn stored(&self) -> TensorPopulation<'_> {
-        self.consecutive(0, self.shards.len())
+        self.consecutive(0, self.files.len())
     }
 
-    pub fn stored_in(&self, shard: ShardId) -> TensorPopulation<'_> {
+    pub fn stored_in(&self, shard: ModelFileId) -> TensorPopulation<'_> {
         self.consecutive(shard.index(), shard.index() + 1)
     }
 
@@ -301,9 +303,9 @@ impl Model {
     }
 
     /// The file that holds a stored tensor, and what its header says.
-    pub fn stored_tensor(&self, id: TensorId) -> (ShardId, HeaderTensor<'_>) {
+    pub fn stored_tensor(&self, id: TensorId) -> (ModelFileId, HeaderTensor<'_>) {
         let (file, index) = self.locate(id);
-        (file, self.shard(file).header.tensor(index))
+        (file, self.file(file).header.tensor(index))
     }
 
     pub fn contains(&self, id: TensorId) -> bool {
@@ -316,7 +318,7 @@ impl Model {
             return (self.assembled.table(), id.index());
         }
         let (shard, index) = self.locate(id);
-        (&self.shard(shard).header, index)
+        (&self.file(shard).header, index)
     }
 
     pub fn name(&self, id: TensorId) -> &str {
@@ -335,7 +337,7 @@ impl Model {
     }
 
     /// The file that holds a stored tensor.
-    pub fn shard_of(&self, id: TensorId) -> ShardId {
+    pub fn file_with(&self, id: TensorId) -> ModelFileId {
         self.locate(id).0
     }
 
@@ -353,7 +355,7 @@ impl Model {
 
     /// The table of all logical tensors, unless they are those of several files.
     fn only_table(&self) -> Option<&TensorTable> {
-        match &self.shards[..] {
+        match &self.files[..] {
             _ if !self.assembled.table().is_empty() => Some(self.assembled.table()),
             [one] if self.only_in_own_file.is_empty() => Some(&one.header),
             _ => None,
@@ -383,21 +385,26 @@ impl Model {
         self.only_table().is_some() || self.by_name.get().is_some()
     }
 
-    pub fn find_in(&self, shard: ShardId, name: &str) -> Option<TensorId> {
-        let index = self.shard(shard).header.find(name)?;
+    pub fn find_in(&self, shard: ModelFileId, name: &str) -> Option<TensorId> {
+        let index = self.file(shard).header.find(name)?;
         Some(TensorId::new(self.first[shard.index()].index() + index))
     }
 
-    pub fn shard_ids(&self) -> impl ExactSizeIterator<Item = ShardId> + use<> {
-        (0..self.shards.len()).map(ShardId::new)
+    pub fn file_ids(&self) -> impl ExactSizeIterator<Item = ModelFileId> + use<> {
+        (0..self.files.len()).map(ModelFileId::new)
     }
 
-    pub fn shard(&self, shard: ShardId) -> &Shard {
-        &self.shards[shard.index()]
+    pub fn file(&self, file: ModelFileId) -> &ModelFile {
+        &self.files[file.index()]
     }
 
-    pub fn source(&self, shard: ShardId) -> &Arc<dyn Source> {
-        &self.shard(shard).source
+    /// The bytes of all files, in their order.
+    pub fn sources(&self) -> &Sources {
+        &self.sources
+    }
+
+    pub fn source(&self, file: ModelFileId) -> &Arc<dyn Source> {
+        &self.file(file).source
     }
 
     /// Fails if a file is no longer the version that was opened.
@@ -408,7 +415,7 @@ impl Model {
     /// The metadata of all files, sorted by key. If several files have a key, the value of the first file is kept. That
     /// of a split model is the metadata of the first split, without the keys that describe the split.
     pub fn metadata(&self) -> &[(String, MetadataValue)] {
-        match (&self.facts.metadata, &self.shards[..]) {
+        match (&self.facts.metadata, &self.files[..]) {
             (Some(metadata), _) => metadata,
             (None, [one, ..]) => &one.header.metadata,
             (None, []) => &[],
@@ -418,12 +425,12 @@ impl Model {
     /// The entries that were skipped, and what is shown although it does not fit. Empty unless the model was opened
     /// leniently, or cannot be shown as a whole.
     pub fn skipped(&self) -> impl Iterator<Item = &SkippedEntry> {
-        let in_files = self.shards.iter().flat_map(|shard| shard.header.skipped.listed());
+        let in_files = self.files.iter().flat_map(|shard| shard.header.skipped.listed());
         self.facts.mismatches.listed().iter().chain(in_files)
     }
 
     fn skip_lists(&self) -> impl Iterator<Item = &SkipList> {
-        [&self.facts.mismatches].into_iter().chain(self.shards.iter().map(|shard| &shard.header.skipped))
+        [&self.facts.mismatches].into_iter().chain(self.files.iter().map(|shard| &shard.header.skipped))
     }
 
     /// Number of entries that were skipped, listed or not.
@@ -451,7 +458,7 @@ impl Model {
         for remark in self.facts.remarks.iter().take(LINES) {
             log::warn!("{source}: {remark}");
         }
-        let unknown: BTreeSet<_> = self.shards.iter().flat_map(|shard| &shard.header.unknown_dtypes).collect();
+        let unknown: BTreeSet<_> = self.files.iter().flat_map(|shard| &shard.header.unknown_dtypes).collect();
         for dtype in unknown.iter().take(LINES) {
             log::warn!("{source}: unknown dtype {}: such tensors are shown as raw bytes", quote(dtype));
         }
@@ -464,7 +471,7 @@ impl Model {
 
     /// The dtypes of tensors of which only the size is known, each once.
     pub fn size_only_dtypes(&self) -> Vec<Dtype<'static>> {
-        let mut found: Vec<_> = self.shards.iter().flat_map(|shard| shard.header.size_only_dtypes()).collect();
+        let mut found: Vec<_> = self.files.iter().flat_map(|shard| shard.header.size_only_dtypes()).collect();
         found.sort_unstable_by_key(|dtype| dtype.name());
         found.dedup();
         found
@@ -480,13 +487,13 @@ impl Model {
     }
 
     /// The file of a stored tensor, and its index there.
-    fn locate(&self, id: TensorId) -> (ShardId, usize) {
+    fn locate(&self, id: TensorId) -> (ModelFileId, usize) {
         let shard = self.first.partition_point(|first| *first <= id).saturating_sub(1);
-        (ShardId::new(shard), id.index() - self.first[shard].index())
+        (ModelFileId::new(shard), id.index() - self.first[shard].index())
     }
 }
 
-fn merge_metadata(shards: &[Shard]) -> Vec<(String, MetadataValue)> {
+fn merge_metadata(shards: &[ModelFile]) -> Vec<(String, MetadataValue)> {
     let mut merged: Vec<_> = shards.iter().flat_map(|shard| &shard.header.metadata).cloned().collect();
     // Stable, so that the first file's value of a repeated key is kept.
     merged.sort_by(|a, b| a.0.cmp(&b.0));
@@ -532,25 +539,25 @@ mod tests {
     };
 
     /// A safetensors file with one tensor.
-    fn file(name: &str, dtype: &str, shape: &str, data: &[u8]) -> Shard {
+    fn file(name: &str, dtype: &str, shape: &str, data: &[u8]) -> ModelFile {
         let end = data.len();
         let header = format!(r#"{{"{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[0,{end}]}}}}"#);
         let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
         let location = Location::from(Path::new("/m/x.safetensors"));
         let source = Arc::new(MemorySource::new(bytes));
         let header = read_header(&location, &*source, ParseMode::Strict).unwrap();
-        Shard { name: format!("{name}.safetensors"), location, header, source }
+        ModelFile { name: format!("{name}.safetensors"), location, header, source }
     }
 
     /// A file whose header, if it has one, names no tensors.
-    fn data_file(data: &[u8]) -> Shard {
+    fn data_file(data: &[u8]) -> ModelFile {
         let header = HeaderBuilder::new(ParseMode::Strict).finish("data", None, 0, "").unwrap();
         let location = Location::from(Path::new("/m/weights.data"));
-        Shard { name: "weights.data".into(), location, header, source: Arc::new(MemorySource::new(data.to_vec())) }
+        ModelFile { name: "weights.data".into(), location, header, source: Arc::new(MemorySource::new(data.to_vec())) }
     }
 
     /// A `.npy` file of 16-bit numbers, with `data` as it is stored.
-    fn array(name: &str, descr: &str, is_fortran: bool, shape: &str, data: &[u8]) -> Shard {
+    fn array(name: &str, descr: &str, is_fortran: bool, shape: &str, data: &[u8]) -> ModelFile {
         let fortran = if is_fortran { "True" } else { "False" };
         let header = format!("{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': {shape}, }}");
         let len = (header.len() as u16).to_le_bytes();
@@ -558,7 +565,7 @@ mod tests {
         let location = Location::from(Path::new("/m").join(format!("{name}.npy")));
         let source = Arc::new(MemorySource::new(bytes));
         let header = read_header(&location, &*source, ParseMode::Strict).unwrap();
-        Shard { name: format!("{name}.npy"), location, header, source }
+        ModelFile { name: format!("{name}.npy"), location, header, source }
     }
 
     fn read(model: &Model, name: &str) -> Vec<u8> {
@@ -579,7 +586,7 @@ mod tests {
             array("plain", "<u2", false, "(2, 3)", &numbers(&[12, 13, 14, 15, 16, 17])),
         ];
         let mut model = Model::new(&Path::new("/m/recipe").into(), &FORM, files);
-        let mut made = TensorAssembly::new(&model.sources);
+        let mut made = TensorAssembly::new(model.sources());
         let parts = model.stored().iter().map(|id| {
             let (file, tensor) = model.stored_tensor(id);
             made.stored(file, &tensor)
@@ -622,8 +629,8 @@ mod tests {
             }
         }
         let place = &model.tensor(model.find("in the file").unwrap()).places()[0];
-        assert_eq!((place.file, place.range.end - place.range.start), (ShardId::new(2), 6));
-        assert!(place.range.end == model.source(ShardId::new(2)).len());
+        assert_eq!((place.file, place.range.end - place.range.start), (ModelFileId::new(2), 6));
+        assert!(place.range.end == model.source(ModelFileId::new(2)).len());
     }
 
     #[test]
@@ -635,7 +642,7 @@ mod tests {
             (file.index(), tensor.range)
         };
         let (a, b) = (at("a"), at("b"));
-        let mut made = TensorAssembly::new(&model.sources);
+        let mut made = TensorAssembly::new(model.sources());
         made.push("renamed", Dtype::U8, &[2, 3], [a.clone()]).unwrap();
         made.push("second_row", Dtype::U8, &[1, 3], [(a.0, a.1.start + 3..a.1.end)]).unwrap();
         made.push("joined", Dtype::U8, &[3, 3], [b, a]).unwrap();

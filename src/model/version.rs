@@ -9,7 +9,7 @@ impl Model {
     /// A hash of the versions of its files. `None` if a change of one of them may not be noticed.
     pub fn version(&self) -> Option<String> {
         let mut parts = Sha256::new();
-        for source in self.sources.iter() {
+        for source in self.sources().iter() {
             add_version(&mut parts, &**source)?;
         }
         let described_by: Vec<SourceStat> = self.facts.described_by.iter().map(|file| file.stat).collect();

@@ -13,7 +13,7 @@ use crate::content::{Content, Error, GeneratedBytes, Segment, SegmentSeries, Sou
 use crate::format::safetensors::{MAX_HEADER, NAME as SAFETENSORS};
 use crate::format::{Dtype, TensorInfo, numpy};
 use crate::model::quantization::COMFY_METADATA;
-use crate::model::{self, Model, ShardId, TensorId, TensorNumbers};
+use crate::model::{self, Model, ModelFileId, TensorId, TensorNumbers};
 use crate::name;
 use crate::text::quote;
 use std::borrow::Cow;
@@ -187,16 +187,16 @@ fn is_converted(numbers: &TensorNumbers, conversion: Option<ValueConversion>) ->
 /// length in bytes, unless it is converted. Hashes of data are kept only if a source file has the same data; they are
 /// then those of that file.
 fn stored_metadata<'m>(model: &'m Model, data: Option<(&[SourceRun], u64)>) -> BTreeMap<&'m str, Cow<'m, str>> {
-    let same = model.shard_ids().find(|shard| data.is_some_and(|data| is_data_of(model, *shard, data)));
-    let hashes = same.map_or(&[][..], |shard| &model.shard(shard).header.metadata);
+    let same = model.file_ids().find(|shard| data.is_some_and(|data| is_data_of(model, *shard, data)));
+    let hashes = same.map_or(&[][..], |shard| &model.file(shard).header.metadata);
     let hashes = hashes.iter().filter(|(key, _)| model::is_data_hash(key));
     let others = model.metadata().iter().filter(|(key, _)| !model::is_data_hash(key));
     others.chain(hashes).map(|(key, value)| (&key[..], value.text().into())).collect()
 }
 
 /// Whether runs of a total length in bytes are all the data of a file.
-fn is_data_of(model: &Model, shard: ShardId, (runs, len): (&[SourceRun], u64)) -> bool {
-    let start = model.shard(shard).header.data_start;
+fn is_data_of(model: &Model, shard: ModelFileId, (runs, len): (&[SourceRun], u64)) -> bool {
+    let start = model.file(shard).header.data_start;
     let whole = SourceRun { start: 0, source: shard.index(), offset: start };
     model.source(shard).len().checked_sub(start) == Some(len) && runs.iter().all(|run| *run == whole)
 }
@@ -238,7 +238,7 @@ fn export_name(model: &Model, suffix: &str, format: &str) -> String {
     loop {
         stem.push_str(suffix);
         let file = format!("{}.{format}", name::encode_name(&stem));
-        if !model.shards.iter().any(|shard| Path::new(&shard.name).ends_with(&file)) {
+        if !model.files.iter().any(|shard| Path::new(&shard.name).ends_with(&file)) {
             return file;
         }
     }

@@ -9,7 +9,7 @@ use crate::format::gguf::{
     ALIGNMENT_KEY, MAGIC, METADATA_START, NAME, SHAPE_PREFIX, SPLIT_PREFIX, alignment, stored_shape,
 };
 use crate::format::{Header, MetadataValue, TensorInfo};
-use crate::model::{BytePlace, Model, Shard, Tensor, TensorId, TensorNumbers};
+use crate::model::{BytePlace, Model, ModelFile, Tensor, TensorId, TensorNumbers};
 use crate::source::{Source, ZeroSource};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ pub fn gguf_shows(numbers: &TensorNumbers) -> bool {
 /// A file that holds only this tensor, under its own name, with the `general.*` metadata of the first file, and with
 /// its shape if that is in the metadata.
 pub fn gguf_content(model: &Model, tensor: &Tensor) -> Content {
-    let Some(Shard { header, .. }) = model.shards.first() else { return Content::new([]) };
+    let Some(ModelFile { header, .. }) = model.files.first() else { return Content::new([]) };
     let pairs = header.pairs.iter().filter(|(key, _)| {
         key.starts_with("general.") || key.strip_prefix(SHAPE_PREFIX).is_some_and(|name| name == tensor.info.name)
     });
@@ -43,7 +43,7 @@ pub fn gguf_content(model: &Model, tensor: &Tensor) -> Content {
 /// Tensors of a model in one file, with the metadata of the first file except the keys that describe a split. `None`
 /// if it would be too large for a file: tensors of damaged files may overlap.
 pub fn file(model: &Arc<Model>, tensors: ExportTensors) -> Option<Content> {
-    let header = &model.shards.first()?.header;
+    let header = &model.files.first()?.header;
     let pairs = header.pairs.iter().filter(|(key, _)| !key.starts_with(SPLIT_PREFIX));
     let mut builder = GgufBuilder::new(model, header, pairs.map(|(_, range)| range.clone()));
     let count = tensors.len(model);
@@ -69,7 +69,7 @@ impl TextPieces for TensorInfos {
     fn write(&self, mut positions: Range<usize>, out: Out) -> io::Result<()> {
         positions.try_for_each(|at| {
             let tensor = self.model.tensor(self.tensors.at(&self.model, at));
-            let Some(Shard { header, .. }) = self.model.shards.first() else { return Ok(()) };
+            let Some(ModelFile { header, .. }) = self.model.files.first() else { return Ok(()) };
             write_info(header, &tensor.info, self.offsets[at], out)
         })
     }
@@ -132,7 +132,7 @@ impl GgufBuilder {
             data: Vec::new(),
             data_len: 0,
             alignment: alignment(header),
-            zeros: model.sources.len(),
+            zeros: model.files.len(),
         }
     }
 
@@ -161,7 +161,7 @@ impl GgufBuilder {
         // The alignment can be up to 2^31 bytes.
         let zeros: Arc<dyn Source> = Arc::new(ZeroSource::new(self.alignment));
         let padding = Segment::extent(&zeros, 0..end.next_multiple_of(self.alignment) - end);
-        let sources = model.sources.iter().cloned().chain([zeros]).collect();
+        let sources = model.sources().iter().cloned().chain([zeros]).collect();
         Content::new([
             Segment::Literal(head.into()),
             Segment::Extents(model.extents(self.pairs.into(), self.pairs_len)),

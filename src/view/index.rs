@@ -4,7 +4,7 @@ use super::lines::{Out, TextLines, TextPieces, write_list};
 use crate::content::{Content, Segment};
 use crate::format::{SkippedEntry, SkippedKind};
 use crate::model::quantization::QuantizedWeight;
-use crate::model::{BytePlace, Model, ShardId, TensorId, TensorNumbers};
+use crate::model::{BytePlace, Model, ModelFileId, TensorId, TensorNumbers};
 use crate::name;
 use crate::text::write_json_string;
 use std::io;
@@ -97,7 +97,7 @@ fn write_line(model: &Model, dirs: Option<TensorDirs>, tensor: TensorId, out: Ou
         match (dirs.tensors, tensor.file()) {
             (Some(dir), _) if is_logical => serde_json::to_writer(&mut *out, &format_args!("{dir}/{file}"))?,
             (Some(dir), Some(shard)) if dirs.in_shards => {
-                let shard = name::encode_name(&model.shard(shard).name);
+                let shard = name::encode_name(&model.file(shard).name);
                 serde_json::to_writer(&mut *out, &format_args!("shards/{shard}/{dir}/{file}"))?;
             }
             _ => out.write_all(b"null")?,
@@ -149,7 +149,7 @@ fn write_weight(model: &Model, numbers: &TensorNumbers, weight: &QuantizedWeight
     out.write_all(b"]}")
 }
 
-fn write_extent(model: &Model, shard: ShardId, offset: u64, out: Out) -> io::Result<()> {
-    write_member("\"shard\": ", &model.shard(shard).name, out)?;
+fn write_extent(model: &Model, shard: ModelFileId, offset: u64, out: Out) -> io::Result<()> {
+    write_member("\"shard\": ", &model.file(shard).name, out)?;
     write!(out, ", \"offset\": {offset}")
 }

@@ -3,7 +3,7 @@
 use super::lines::Out;
 use crate::content::{self, Content, GeneratedBytes, ReadRequest};
 use crate::format::MetadataValue;
-use crate::model::{Model, ShardId, find_value};
+use crate::model::{Model, ModelFileId, find_value};
 use crate::name;
 use crate::text::{quote, write_json_string};
 use base64::Engine;
@@ -40,12 +40,12 @@ const ENDINGS: [(&str, &str); 14] = [
 ];
 
 /// The metadata of the whole model, or of one shard, sorted by key.
-fn pairs(model: &Model, shard: Option<ShardId>) -> &[(String, MetadataValue)] {
-    shard.map_or(model.metadata(), |shard| &model.shard(shard).header.metadata)
+fn pairs(model: &Model, shard: Option<ModelFileId>) -> &[(String, MetadataValue)] {
+    shard.map_or(model.metadata(), |shard| &model.file(shard).header.metadata)
 }
 
 /// `metadata.json`: an object with one key per line; `{}` if there is no metadata.
-pub fn json(model: &Model, shard: Option<ShardId>) -> Content {
+pub fn json(model: &Model, shard: Option<ModelFileId>) -> Content {
     let mut json = Vec::new();
     // Writing to a vector cannot fail.
     let _ = write_metadata_json(pairs(model, shard), &mut json);
@@ -71,7 +71,7 @@ pub struct MetadataFiles {
     first: Vec<usize>,
     decoded: OnceLock<Vec<DecodedUrl>>,
     /// The index of each key whose file name is cut, by shard and file name.
-    cut: OnceLock<HashMap<(Option<ShardId>, String), usize>>,
+    cut: OnceLock<HashMap<(Option<ModelFileId>, String), usize>>,
 }
 
 #[derive(Debug)]
@@ -85,7 +85,7 @@ impl MetadataFiles {
     /// The files of a model. Decodes nothing yet.
     pub fn new(model: Arc<Model>) -> Self {
         let mut first = vec![model.metadata().len()];
-        first.extend(model.shards.iter().scan(model.metadata().len(), |next, shard| {
+        first.extend(model.files.iter().scan(model.metadata().len(), |next, shard| {
             *next += shard.header.metadata.len();
             Some(*next)
         }));
@@ -97,13 +97,13 @@ impl MetadataFiles {
         self.decoded.get().is_some()
     }
 
-    pub fn len(&self, shard: Option<ShardId>) -> usize {
+    pub fn len(&self, shard: Option<ModelFileId>) -> usize {
         let decoded = if shard.is_none() { self.decoded().len() } else { 0 };
         pairs(&self.model, shard).len() + decoded
     }
 
     /// The number of the file at a position in a directory.
-    pub fn at(&self, shard: Option<ShardId>, position: usize) -> usize {
+    pub fn at(&self, shard: Option<ModelFileId>, position: usize) -> usize {
         match position.checked_sub(pairs(&self.model, shard).len()) {
             Some(decoded) => self.values() + decoded,
             None => self.first_of(shard) + position,
@@ -118,7 +118,7 @@ impl MetadataFiles {
     }
 
     /// The number of the file with that name in a directory.
-    pub fn find(&self, shard: Option<ShardId>, file_name: &str) -> Option<usize> {
+    pub fn find(&self, shard: Option<ModelFileId>, file_name: &str) -> Option<usize> {
         let metadata = pairs(&self.model, shard);
         let key = match name::decode_name(file_name) {
             Some(key) => metadata.binary_search_by(|entry| entry.0[..].cmp(&key)).ok(),
@@ -146,12 +146,12 @@ impl MetadataFiles {
         self.first.last().copied().unwrap_or(0)
     }
 
-    fn first_of(&self, shard: Option<ShardId>) -> usize {
+    fn first_of(&self, shard: Option<ModelFileId>) -> usize {
         shard.map_or(0, |shard| self.first[shard.index()])
     }
 
-    fn shard_of(&self, file: usize) -> Option<ShardId> {
-        self.first.partition_point(|first| *first <= file).checked_sub(1).map(ShardId::new)
+    fn shard_of(&self, file: usize) -> Option<ModelFileId> {
+        self.first.partition_point(|first| *first <= file).checked_sub(1).map(ModelFileId::new)
     }
 
     /// Key and value of a file, unless it is a decoded one.
@@ -164,9 +164,9 @@ impl MetadataFiles {
         self.decoded.get_or_init(|| decode_urls(self.model.metadata()))
     }
 
-    fn cut(&self) -> &HashMap<(Option<ShardId>, String), usize> {
+    fn cut(&self) -> &HashMap<(Option<ModelFileId>, String), usize> {
         self.cut.get_or_init(|| {
-            let owners = std::iter::once(None).chain(self.model.shard_ids().map(Some));
+            let owners = std::iter::once(None).chain(self.model.file_ids().map(Some));
             let keys =
                 owners.flat_map(|shard| pairs(&self.model, shard).iter().enumerate().map(move |key| (shard, key)));
             keys.filter_map(|(shard, (at, (key, _)))| Some(((shard, name::cut_name(key)?), at))).collect()
@@ -177,7 +177,7 @@ impl MetadataFiles {
 /// The bytes of a metadata value, which the model holds.
 struct MetadataText {
     model: Arc<Model>,
-    shard: Option<ShardId>,
+    shard: Option<ModelFileId>,
     /// The index of the key in the metadata of the model or the shard.
     index: usize,
     /// In bytes.

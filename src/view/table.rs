@@ -6,7 +6,7 @@ use super::values::{self, FloatDtype};
 use super::views::ModelViews;
 use super::{gguf, index, metadata, npy, plots, single, stats, sums};
 use crate::content::{Content, Error, ReadRequest, Segment};
-use crate::model::{MANIFEST, Model, OtherFile, ShardId, TensorId, TensorNumbers};
+use crate::model::{MANIFEST, Model, ModelFileId, OtherFile, TensorId, TensorNumbers};
 use std::borrow::Cow;
 
 /// A view: a set of files of one kind.
@@ -41,7 +41,7 @@ pub enum ViewFiles {
         /// Whether the content is cached, because making it is slow.
         kept: bool,
         /// The content for the whole model, or for one shard.
-        content: fn(&ModelViews, View, Option<ShardId>) -> Content,
+        content: fn(&ModelViews, View, Option<ModelFileId>) -> Content,
     },
     /// A directory with a file for each tensor.
     Tensors {
@@ -59,10 +59,10 @@ pub enum ViewFiles {
         /// Whether all names and contents are available without waiting.
         is_ready: fn(&ModelViews) -> bool,
         /// Number of positions in the directory of the whole model, or of one shard.
-        len: fn(&ModelViews, Option<ShardId>) -> usize,
-        at: fn(&ModelViews, Option<ShardId>, usize) -> usize,
+        len: fn(&ModelViews, Option<ModelFileId>) -> usize,
+        at: fn(&ModelViews, Option<ModelFileId>, usize) -> usize,
         name: fn(&ModelViews, usize) -> Option<Cow<'_, str>>,
-        find: fn(&ModelViews, Option<ShardId>, &str) -> Option<usize>,
+        find: fn(&ModelViews, Option<ModelFileId>, &str) -> Option<usize>,
         content: fn(&ModelViews, usize) -> Option<Content>,
     },
     /// A directory of stored tensors, with the components of their names as directories.
@@ -151,8 +151,8 @@ pub const VIEWS: &[ViewRow] = &[
         files: ViewFiles::One {
             kept: false,
             content: |views, _, shard| {
-                let (model, shard) = (&views.model, shard.unwrap_or(ShardId::new(0)));
-                let text = model.shard(shard).header.text();
+                let (model, shard) = (&views.model, shard.unwrap_or(ModelFileId::new(0)));
+                let text = model.file(shard).header.text();
                 Content::new(text.map(|range| Segment::extent(model.source(shard), range)))
             },
         },
@@ -317,7 +317,7 @@ impl View {
     }
 
     /// The number of a view's only file for the whole model, or for one shard.
-    pub fn only_file(shard: Option<ShardId>) -> u32 {
+    pub fn only_file(shard: Option<ModelFileId>) -> u32 {
         shard.map_or(0, |shard| u32::from(shard) + 1)
     }
 
@@ -336,10 +336,10 @@ impl View {
         let model = &views.model;
         match &self.row().files {
             ViewFiles::One { .. } => {
-                let shard = number.checked_sub(1).map(ShardId::from);
+                let shard = number.checked_sub(1).map(ModelFileId::from);
                 let exists = match shard {
                     None => (self.row().in_root)(model),
-                    Some(shard) => self.row().in_shards != ShardViews::Never && shard.index() < model.shards.len(),
+                    Some(shard) => self.row().in_shards != ShardViews::Never && shard.index() < model.files.len(),
                 };
                 exists.then_some(ViewFile::One(shard))
             }
@@ -381,7 +381,7 @@ impl View {
 #[derive(Debug, Clone)]
 pub enum ViewFile<'m> {
     /// The only file of a view, for the whole model or for one shard.
-    One(Option<ShardId>),
+    One(Option<ModelFileId>),
     Tensor(TensorNumbers<'m>),
     Named(u32),
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::codec::bf16;
 use crate::content::{Content, Error, ReadRequest};
 use crate::format::ParseMode;
-use crate::model::{Model, ShardId, TensorId};
+use crate::model::{Model, ModelFileId, TensorId};
 use crate::name;
 use crate::source::{self, Bytes, MemorySource, Source, SourceInfo};
 use proptest::prelude::*;
@@ -375,7 +375,7 @@ fn nonexistent_files_have_no_content() {
         assert!(find(&views, view(file), u32::MAX as usize).is_none(), "{file}");
     }
     // One file for the whole model and one for its only shard.
-    assert_eq!(View::only_file(Some(ShardId::new(0))), 1);
+    assert_eq!(View::only_file(Some(ModelFileId::new(0))), 1);
     assert!(find(&views, view("header.json"), 1).is_some() && find(&views, view("header.json"), 2).is_none());
 }
 

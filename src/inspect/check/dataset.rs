@@ -1,7 +1,7 @@
 //! Checks a dataset of safetensors-spark: the names of its shards, its index of tensors, and padding.
 
 use super::report::CheckReport;
-use crate::model::{Model, ShardId};
+use crate::model::{Model, ModelFileId};
 use crate::rules::CheckRule;
 use crate::source::{self, ListedKind, Location};
 use crate::text::{brackets, quote};
@@ -30,7 +30,7 @@ pub(super) struct CheckedDataset {
     /// The manifest, in messages.
     name: String,
     /// The shards by their file names, which the index has.
-    shards: HashMap<String, ShardId>,
+    shards: HashMap<String, ModelFileId>,
     /// The tensors that the index has, by number.
     indexed: Vec<bool>,
     rows: usize,
@@ -39,8 +39,8 @@ pub(super) struct CheckedDataset {
 impl CheckedDataset {
     pub fn new(model: Model, name: String) -> Self {
         let indexed = vec![false; model.stored().iter().last().map_or(0, |last| last.index() + 1)];
-        let names = model.shards.iter().map(|shard| shard.name.rsplit('/').next().unwrap_or(&shard.name).to_owned());
-        let shards = names.enumerate().map(|(at, name)| (name, ShardId::new(at))).collect();
+        let names = model.files.iter().map(|shard| shard.name.rsplit('/').next().unwrap_or(&shard.name).to_owned());
+        let shards = names.enumerate().map(|(at, name)| (name, ModelFileId::new(at))).collect();
         Self { model, name, shards, indexed, rows: 0 }
     }
 
@@ -99,7 +99,7 @@ impl CheckedDataset {
     /// Reports what no row of the index was about.
     pub fn finish(&self, report: &mut CheckReport) {
         for id in self.model.stored().iter().filter(|id| self.indexed.get(id.index()) == Some(&false)) {
-            let (name, shard) = (self.model.name(id), &self.model.shard(self.model.shard_of(id)).name);
+            let (name, shard) = (self.model.name(id), &self.model.file(self.model.file_with(id)).name);
             report.add(CheckRule::TensorIndex, &self.name, Some(name), || {
                 format!("{INDEX} does not have {} in {}", quote(name), quote(shard))
             });
@@ -118,9 +118,9 @@ impl CheckedDataset {
         if self.model.stored().len() == self.model.logical().len() {
             return Ok(());
         }
-        for shard in (0..self.model.shards.len()).map(ShardId::new) {
+        for shard in (0..self.model.files.len()).map(ModelFileId::new) {
             let Some((padding, rows)) = self.padding(shard)? else { continue };
-            let name = &self.model.shard(shard).name;
+            let name = &self.model.file(shard).name;
             report.add(CheckRule::Padding, &self.name, Some(name), || {
                 format!("the last {padding} of {rows} rows of {} are zero in all arrays", quote(name))
             });
@@ -130,7 +130,7 @@ impl CheckedDataset {
 
     /// Number of rows at the end of a shard that are zero in all arrays, and of all rows. `None` if there are
     /// none, or if the arrays have different numbers of rows.
-    fn padding(&self, shard: ShardId) -> Result<Option<(u64, u64)>, source::Error> {
+    fn padding(&self, shard: ModelFileId) -> Result<Option<(u64, u64)>, source::Error> {
         let (model, source) = (&self.model, self.model.source(shard));
         let mut found: Option<(u64, u64)> = None;
         for id in model.stored_in(shard).iter() {
@@ -166,7 +166,7 @@ fn nonzero_end(source: &dyn source::Source, range: std::ops::Range<u64>) -> Resu
 
 /// Reports shards of a dataset whose names are not those that the writer gives.
 pub(super) fn check_names(model: &Model, name: &str, report: &mut CheckReport) {
-    for shard in model.shards.iter().filter(|shard| !is_part(&shard.name)) {
+    for shard in model.files.iter().filter(|shard| !is_part(&shard.name)) {
         report.add(CheckRule::Manifest, name, Some(&shard.name), || {
             format!(
                 "{} is not called part-NNNNN-NNNN-UUID.safetensors, as safetensors-spark calls its files",

@@ -51,7 +51,7 @@ pub(super) fn check_set(
         dataset::check_names(&model, &name, report);
     }
     quantized::check_recognition(&model, &name, model.facts.unopened.is_empty(), report);
-    let names = model.shards.iter().map(|shard| shard.location.clone()).collect();
+    let names = model.files.iter().map(|shard| shard.location.clone()).collect();
     Ok((Some(model), names))
 }
 
@@ -73,7 +73,7 @@ fn check_totals(model: &Model, name: &str, report: &mut CheckReport) {
         }
     }
     let Some(shards) = model.facts.stated.shards else { return };
-    let mut named = model.shards.iter().filter_map(|shard| Some((&shard.name, number_of_shards(&shard.name)?)));
+    let mut named = model.files.iter().filter_map(|shard| Some((&shard.name, number_of_shards(&shard.name)?)));
     if let Some((shard, of)) = named.find(|(_, of)| *of != shards as u64) {
         report.add(CheckRule::IndexTotals, name, Some(shard), || {
             format!("shard {} is one of {of} by its name, but the index names {shards}", quote(shard))

@@ -13,9 +13,9 @@ use crate::format::{Header, MetadataValue, ParseMode, TensorInfo, strip_suffix};
 use crate::model::assembled::TensorAssembly;
 use crate::model::boxes::TensorBox;
 use crate::model::error::{Error, json_fault};
-use crate::model::ids::{ShardId, TensorId};
+use crate::model::ids::{ModelFileId, TensorId};
 use crate::model::linked::is_below;
-use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind, Shard};
+use crate::model::table::{Model, ModelAccess, ModelFile, ModelForm, NoteKind};
 use crate::source::{self, ListedKind, Location};
 use crate::text::{brackets, quote};
 use crate::units::plural;
@@ -157,7 +157,7 @@ pub(super) fn open_distributed(location: &Location, mode: ParseMode) -> Result<M
     });
     let saved: Vec<SavedBoxes> = saved.collect();
     let mut model = Model::new(location, &FORM, shards);
-    let (mut assembly, mut apart) = (TensorAssembly::new(&model.sources), Vec::new());
+    let (mut assembly, mut apart) = (TensorAssembly::new(model.sources()), Vec::new());
     for parts in parts_by_name(&model) {
         if let Err(reason) = join(&model, &parts, &saved, &mut assembly) {
             let name = model.name(parts[0]);
@@ -168,7 +168,7 @@ pub(super) fn open_distributed(location: &Location, mode: ParseMode) -> Result<M
     let assembled = assembly.finish().map_err(|_| Error::of_set(location, "the names of its tensors are too long"))?;
     // The message may quote any of the files.
     let mismatches = mismatches.settle(location, mode).map_err(|error| {
-        match model.shards.iter().all(|shard| is_below(&shard.location, &dir)) {
+        match model.files.iter().all(|shard| is_below(&shard.location, &dir)) {
             true => error,
             false => error.hidden(location),
         }
@@ -177,7 +177,7 @@ pub(super) fn open_distributed(location: &Location, mode: ParseMode) -> Result<M
     let metadata = model.metadata().iter().filter(|(key, _)| !key.starts_with(OWN_KEYS)).cloned();
     let metadata: Vec<(String, MetadataValue)> = metadata.collect();
     let description = format!("a distributed checkpoint of {}", plural(ranks.len() as u64, "rank"));
-    let first = model.shards.first().map(|shard| shard.location.clone());
+    let first = model.files.first().map(|shard| shard.location.clone());
     let facts = &mut model.facts;
     (facts.description, facts.main_file, facts.metadata) = (description, first, Some(metadata));
     (facts.unopened, facts.mismatches) = (unopened, mismatches);
@@ -237,8 +237,8 @@ fn join(model: &Model, parts: &[TensorId], saved: &[SavedBoxes], assembly: &mut 
     assembly.push(name, *dtype, &shape, data).map_err(str::to_owned)
 }
 
-fn file_name(model: &Model, file: ShardId) -> String {
-    let Shard { name, .. } = model.shard(file);
+fn file_name(model: &Model, file: ModelFileId) -> String {
+    let ModelFile { name, .. } = model.file(file);
     quote(name).to_string()
 }
 

@@ -4,7 +4,7 @@ use super::split;
 use crate::format::ParseMode;
 use crate::model::error::Error;
 use crate::model::header;
-use crate::model::table::{Model, ModelForm, Shard};
+use crate::model::table::{Model, ModelFile, ModelForm};
 use crate::source::{self, Location, Source};
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ impl Model {
     ) -> Result<Self, Error> {
         let name = file.file_name().to_string_lossy().into_owned();
         let header = header::read_header(location, &*source, mode)?;
-        let shard = Shard { name, location: file.clone(), header, source };
+        let shard = ModelFile { name, location: file.clone(), header, source };
         Ok(Self::new(location, form, vec![shard]))
     }
 }
@@ -32,7 +32,7 @@ impl Model {
 /// Opens a file that no other assembler knows.
 pub(super) fn open_file(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let mut model = Model::from_source(location, source::open_local(location)?, mode)?;
-    let remark = model.shards.first().and_then(|shard| split::remark(&shard.header));
+    let remark = model.files.first().and_then(|shard| split::remark(&shard.header));
     model.facts.remarks.extend(remark);
     Ok(model)
 }

@@ -4,7 +4,7 @@ use crate::format::{ParseMode, SkipList, SkippedEntry, strip_suffix};
 use crate::model::error::{Error, LENIENT};
 use crate::model::header;
 use crate::model::linked::is_below;
-use crate::model::table::{DescribingFile, Shard};
+use crate::model::table::{DescribingFile, ModelFile};
 use crate::source::{self, FileId, Location, Source};
 use crate::text::quote;
 use crate::threads;
@@ -61,7 +61,7 @@ pub(in crate::model) struct ShardSet {
     /// The index in `shards` of each name's file, if it could be opened.
     pub homes: Vec<Option<usize>>,
     /// Sorted by name.
-    pub shards: Vec<Shard>,
+    pub shards: Vec<ModelFile>,
     /// The files that could not be opened; empty in strict mode.
     pub unopened: Vec<Location>,
     pub mismatches: SetMismatches,
@@ -136,9 +136,9 @@ pub(in crate::model) fn open_shards<R>(
         let mut names = ShardNames { open, dir, suffix, numbers, list, headers, longest };
         (read(&mut names), names.list)
     };
-    let ((read, listed), opened) = threads::stream(read_all, |(location, name)| Shard::open(location, name, mode));
+    let ((read, listed), opened) = threads::stream(read_all, |(location, name)| ModelFile::open(location, name, mode));
     let read = read.map_err(|fault| Error::of_set(location, fault))?;
-    let mut files: Vec<(usize, Shard)> = Vec::new();
+    let mut files: Vec<(usize, ModelFile)> = Vec::new();
     let (mut ids, mut unopened): (HashMap<FileId, usize>, Vec<Location>) = Default::default();
     let mut mismatches = SetMismatches::default();
     for (at, opened) in opened.into_iter().enumerate() {
@@ -238,7 +238,7 @@ impl SetMismatches {
 /// has it. The arguments of `is_stated` are the indices of the shard and of the tensor in it. `stray` is called with
 /// the name and the shard of each tensor that is kept in a shard where it does not belong.
 pub(super) fn keep_one_each(
-    shards: &mut [Shard],
+    shards: &mut [ModelFile],
     mismatches: &mut SetMismatches,
     is_stated: &dyn Fn(usize, usize) -> bool,
     stray: &mut dyn FnMut(&str, &str, &mut SetMismatches),
@@ -356,7 +356,7 @@ pub(super) fn plain_path(path: &str) -> Cow<'_, str> {
     path.split('/').filter(|part| *part != ".").collect::<Vec<_>>().join("/").into()
 }
 
-impl Shard {
+impl ModelFile {
     fn open(location: Location, name: String, mode: ParseMode) -> Result<Self, Error> {
         let source = source::open_local(&location)?;
         let header = header::read_header(&location, &*source, mode)?;

@@ -9,7 +9,7 @@ use super::set::{self, SEVERAL_FILES, SHARDS_MAX, SetMismatches, ShardSet};
 use crate::format::gguf::{self, SPLIT_NUMBER_KEY as NO, SPLIT_PREFIX};
 use crate::format::{Header, MetadataValue, ParseMode, strip_suffix};
 use crate::model::error::{Error, LENIENT};
-use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind, Shard};
+use crate::model::table::{Model, ModelAccess, ModelFile, ModelForm, NoteKind};
 use crate::source::{self, Location};
 use crate::text::{first_of, quote};
 use crate::units::plural;
@@ -125,7 +125,7 @@ pub(in crate::model) fn open_splits(location: &Location, mode: ParseMode) -> Res
     other_splits(location).for_each(|other| source::announce(&other, Some(set::HEAD_MIN)));
     if !other_splits(location).any(|other| source::exists(&other)) {
         let mut model = open_alone(location, mode)?;
-        let stated = model.shards.first().map(|shard| split_integer(&shard.header, COUNT));
+        let stated = model.files.first().map(|shard| split_integer(&shard.header, COUNT));
         if let Some(SplitValue::Absent | SplitValue::Number(0 | 1)) = stated {
             if count > 1 {
                 model.facts.remarks.push(format!(
@@ -154,7 +154,7 @@ pub(in crate::model) fn open_splits(location: &Location, mode: ParseMode) -> Res
     if number != 1 {
         log::info!("{location}: split {number} of {count}; the whole model is opened");
     }
-    shards.retain(|Shard { name, location, header, .. }| {
+    shards.retain(|ModelFile { name, location, header, .. }| {
         let is_gguf = header.format == gguf::NAME;
         if !is_gguf {
             mismatches.push(name, || format!("split {}: it is a {} file, not GGUF", quote(name), header.format));
@@ -189,7 +189,7 @@ pub fn open_alone(location: &Location, mode: ParseMode) -> Result<Model, Error> 
 }
 
 /// The metadata of the first split without the keys that describe the split.
-fn whole_metadata(shards: &[Shard]) -> Option<Vec<(String, MetadataValue)>> {
+fn whole_metadata(shards: &[ModelFile]) -> Option<Vec<(String, MetadataValue)>> {
     let metadata = shards.first()?.header.metadata.iter();
     Some(metadata.filter(|(key, _)| !key.starts_with(SPLIT_PREFIX)).cloned().collect())
 }
@@ -227,9 +227,9 @@ fn split_integer(header: &Header, key: &str) -> SplitValue {
     }
 }
 
-fn audit_keys(count: usize, shards: &[Shard], mismatches: &mut SetMismatches) {
+fn audit_keys(count: usize, shards: &[ModelFile], mismatches: &mut SetMismatches) {
     let mut total: Option<(i128, &str)> = None;
-    for Shard { name, header, .. } in shards {
+    for ModelFile { name, header, .. } in shards {
         let Some(SplitName { number, .. }) = SplitName::parse(name.as_ref()) else { continue };
         let is_first = number == 1;
         for (key, is_needed) in [(NO, true), (COUNT, is_first), (TENSORS, is_first)] {

@@ -100,10 +100,10 @@ pub(super) fn model_page(asked: &PageRequest, model: &Model) -> Result<String, E
 
 fn model_facts(model: &Model, page: &mut HtmlPage) {
     let TensorBreakdown { all, dtypes, quantized, .. } = TensorBreakdown::of(model, model.listed().iter(), 1);
-    let bytes = model.sources.iter().map(|source| source.len()).fold(0, u64::saturating_add);
+    let bytes = model.sources().iter().map(|source| source.len()).fold(0, u64::saturating_add);
     let bits = all.bits_per_weight().filter(|_| !quantized.is_empty());
     let bits = bits.map_or(String::new(), |bits| format!(", {bits:.2} bits each"));
-    let files = model.shards.len();
+    let files = model.files.len();
     let dtypes = dtypes.iter().take(SHOWN).map(|(name, totals)| shown_part(name, totals, "tensor"));
     let quantized = quantized
         .iter()

@@ -86,7 +86,7 @@ fn tensor_facts(model: &Model, id: TensorId, page: &mut HtmlPage) {
     }
     match (tensor.file(), &tensor.places()[..]) {
         (Some(file), places) => {
-            page.raw("<dt>File</dt><dd>").name(&model.shard(file).name);
+            page.raw("<dt>File</dt><dd>").name(&model.file(file).name);
             if let [place] = places {
                 page.text(&format!(", from byte {}", grouped(place.range.start)));
             }

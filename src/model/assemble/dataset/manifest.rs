@@ -3,7 +3,7 @@
 //! Source: the JSON schema and `SafetensorsBatchWrite.scala` of `github.com/SemyonSinchenko/safetensors-spark`.
 
 use crate::model::error::json_fault;
-use crate::model::ids::{ShardId, TensorId};
+use crate::model::ids::{ModelFileId, TensorId};
 use crate::model::quiet::QuietValue;
 use crate::model::table::Model;
 use crate::text::{brackets, quote};
@@ -82,7 +82,7 @@ fn compare_counts(
 ) -> Vec<String> {
     let mut remarks = Vec::new();
     for (QuietValue(listed), (name, shard)) in manifest.shards.0.iter().zip(shards) {
-        let Some(shard) = shard.map(ShardId::new) else { continue };
+        let Some(shard) = shard.map(ModelFileId::new) else { continue };
         let len = model.source(shard).len();
         let ManifestShard { bytes: QuietValue(bytes), samples_count: QuietValue(samples), .. } = listed;
         if len != *bytes {
@@ -132,7 +132,7 @@ fn compare_schema(model: &Model, is_joined: bool, is_complete: bool, schema: &Ra
             && shape.get(skipped..) == info.shape.get(skipped..);
         if !is_equal && !described.differs && found.len() < REMARKS_MAX {
             described.differs = true;
-            let shard = quote(&model.shard(model.shard_of(id)).name);
+            let shard = quote(&model.file(model.file_with(id)).name);
             found.push(format!(
                 "{} is {} {} in {shard}, and the schema in the manifest says {} {}",
                 quote(info.name),

@@ -10,7 +10,7 @@ use super::set::{self, LIST_MAX, SEVERAL_FILES, SHARDS_MAX, SetMismatches, Shard
 use crate::format::{NameTable, ParseMode, TensorInfo};
 use crate::model::assembled::TensorAssembly;
 use crate::model::error::Error;
-use crate::model::ids::{ShardId, TensorId};
+use crate::model::ids::{ModelFileId, TensorId};
 use crate::model::quiet::QuietValue;
 use crate::model::table::{DescribingFile, Model, ModelAccess, ModelForm, NoteKind};
 use crate::source::Location;
@@ -101,14 +101,14 @@ fn join(
     if repeated * 2 < stored.len() || repeated == 0 {
         for (first, second) in others {
             mismatches.remark(model.name(first), || {
-                let [first, second] = [first, second].map(|id| quote(&model.shard(model.shard_of(id)).name));
+                let [first, second] = [first, second].map(|id| quote(&model.file(model.file_with(id)).name));
                 format!("it is in {first} and in {second}; the second is in shards/ only")
             });
         }
         model.set_only_in_own_file(only_in_own_file);
         return Ok(None);
     }
-    let (mut joined, mut apart, mut rest) = (TensorAssembly::new(&model.sources), Vec::new(), &others[..]);
+    let (mut joined, mut apart, mut rest) = (TensorAssembly::new(model.sources()), Vec::new(), &others[..]);
     for first in stored.iter().filter(|id| only_in_own_file.binary_search(id).is_err()) {
         let (same, after) = rest.split_at(rest.partition_point(|other| other.0 == first));
         rest = after;
@@ -133,13 +133,13 @@ fn join_one(
 ) -> Result<(), String> {
     let like = model.tensor(parts[0]).info;
     let Some((_, trailing)) = like.shape.split_first() else { return Err("a scalar cannot be concatenated".into()) };
-    let home = quote(&model.shard(model.shard_of(parts[0])).name);
+    let home = quote(&model.file(model.file_with(parts[0])).name);
     // Looking the name up in each shard would be slow: there may be thousands of shards without it, and a million
     // names.
-    let homes: Vec<ShardId> = parts.iter().map(|part| model.shard_of(*part)).collect();
+    let homes: Vec<ModelFileId> = parts.iter().map(|part| model.file_with(*part)).collect();
     let (mut rows, mut found) = (0u64, Vec::with_capacity(parts.len()));
     for (name, shard) in shards {
-        let part = shard.and_then(|shard| homes.binary_search(&ShardId::new(shard)).ok());
+        let part = shard.and_then(|shard| homes.binary_search(&ModelFileId::new(shard)).ok());
         let Some(part) = part else { return Err(format!("{} does not have it", quote(name))) };
         let (file, stored) = model.stored_tensor(parts[part]);
         let TensorInfo { dtype, shape, .. } = stored.info;
