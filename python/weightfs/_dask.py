@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fnmatch
 import operator
 import os
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, 
 
 from ._files import ServedFiles
 from ._program import Error, Source, shown
-from ._server import Server, open_version
+from ._server import Server, no_version, open_version
 from ._weights import _Index, _require
 
 if TYPE_CHECKING:
@@ -154,8 +153,7 @@ class _Place:
 
     def __reduce__(self) -> Tuple[Any, ...]:
         if self.version is None:
-            reason = "no version of the source is known, so another process could read other bytes"
-            raise OSError(errno.ENOTSUP, reason, shown(self.source))
+            raise no_version(self.source)
         return _Place, (self.source, self.options, None, self.version)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem  # type: ignore[import-untyped]
 
 from ._program import Error, Source, shown
-from ._server import Server, open_version
+from ._server import Server, no_version, open_version
 
 _AT_ONCE = 8
 """Maximum number of ranges that `cat_ranges` reads at the same time."""
@@ -86,8 +86,7 @@ class WeightFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def __reduce__(self) -> Tuple[Any, ...]:
         if self.version is None:
-            reason = "no version of the source is known, so another process could read other bytes"
-            raise OSError(errno.ENOTSUP, reason, shown(self._source))
+            raise no_version(self._source)
         return _unpickled, (type(self), self._source, self._options, self.version)
 
     def info(self, path: str, **kwargs: Any) -> Dict[str, Any]:

@@ -254,6 +254,12 @@ def open_version(source: Source, options: Sequence[str], version: Optional[str])
     return server
 
 
+def no_version(source: Source) -> OSError:
+    """The error for what would let other processes open a source without a version."""
+    reason = "no version of the source is known, so another process could read other bytes"
+    return OSError(errno.ENOTSUP, reason, shown(source))
+
+
 class _Connections:
     """The connections of one process."""
 

@@ -1,11 +1,12 @@
 //! `weightfs combine`: joins the parts that commands print with `--part`.
 
 use super::counted::StatsPrinter;
-use super::part_files::{JoinedParts, PartCommand, PartReader, join_parts};
+use super::part_files::{JoinedParts, PartCommand, PartModel, PartReader, join_parts};
 use super::{counted_parts, export, sums};
 use crate::cli::CombineArgs;
 use crate::opening::prepare_process;
 use crate::terminal::output::{StandardOutput, to_stdout};
+use serde::de::DeserializeOwned;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -15,28 +16,24 @@ pub fn run_combine(args: &CombineArgs) -> anyhow::Result<ExitCode> {
     let first = PartReader::open(first)?;
     match first.head.command {
         PartCommand::Stats { format, several, .. } => {
-            let JoinedParts { models, failed } = join_parts(first, others)?;
-            printed(&failed, |out| counted_parts::print_joined(models, StatsPrinter { format, several }, out))
+            let printer = StatsPrinter { format, several };
+            join(first, others, |models, out| counted_parts::print_joined(models, printer, out))
         }
-        PartCommand::Sums => {
-            let JoinedParts { models, failed } = join_parts(first, others)?;
-            printed(&failed, |out| sums::print_joined(models, out))
-        }
-        PartCommand::Export { .. } => {
-            let JoinedParts { models, failed } = join_parts(first, others)?;
-            printed(&failed, |out| export::print_joined(models, out))
-        }
+        PartCommand::Sums => join(first, others, sums::print_joined),
+        PartCommand::Export { .. } => join(first, others, export::print_joined),
     }
 }
 
-/// Prints what was joined, and names the parts whose processes have reported an error.
-fn printed(
-    failed: &[PathBuf],
-    print: impl FnOnce(&mut StandardOutput) -> anyhow::Result<()>,
+/// Prints all parts together, and names those whose processes have reported an error.
+fn join<T: DeserializeOwned + PartialEq>(
+    first: PartReader,
+    others: &[PathBuf],
+    print: impl FnOnce(Vec<(PartModel, Vec<T>)>, &mut StandardOutput) -> anyhow::Result<()>,
 ) -> anyhow::Result<ExitCode> {
+    let JoinedParts { models, failed } = join_parts(first, others)?;
     to_stdout(|out| {
-        print(out)?;
-        for path in failed {
+        print(models, out)?;
+        for path in &failed {
             out.complain(&format!("{}: its process has reported an error", path.display()))?;
         }
         Ok(ExitCode::from(u8::from(!failed.is_empty())))

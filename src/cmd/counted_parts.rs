@@ -37,8 +37,8 @@ pub(super) fn write_share(
     out: &mut StandardOutput,
 ) -> anyhow::Result<()> {
     let CountedHead { source, others } = counted.head();
-    let (version, tensors) = (counted.model.version(), counted.tensors.len());
-    let part = parts.begin_model(PartModel { source, version, tensors, others }, out)?;
+    let model = PartModel::new(source, counted.model, counted.tensors.len(), others);
+    let part = parts.begin_model(model, out)?;
     counted.each_piece(part, &mut |piece, found| {
         let numbers = counted.numbers(counted.tensors[piece.tensor]);
         let tensor = PartTensor {

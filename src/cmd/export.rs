@@ -100,12 +100,7 @@ impl ExportJob<'_> {
         } else {
             out.clone()
         };
-        let mut output = OutputFile::create(&path, export_mode(model))?;
-        if let Some(source) = model.stat() {
-            output.limit_readers(source)?;
-        }
-        self.spare_source(model, &tensors, format, &path, &output)?;
-        output.check_force(self.args.force)?;
+        let output = self.create(model, &tensors, format, &path)?;
         let content = self.content(model, tensors.clone(), format, source)?;
         self.warn_infinite(model, &tensors, source)?;
         let progress = ProgressLine::new(WRITING, content.len());
@@ -125,8 +120,7 @@ impl ExportJob<'_> {
         self.warn_quantized(model, source);
         let tensors = self.choose(model);
         self.all_matched()?;
-        self.measure(model, &tensors, format, source)?;
-        let shards = ShardTensors::new(model, &tensors, self.conversion(), size.as_u64());
+        let shards = self.shards(model, &tensors, size, source)?;
         let files: Vec<(String, ExportTensors)> =
             shards.files().map(|(name, tensors)| (name, ExportTensors::These(tensors.into()))).collect();
         let contents = files.iter().map(|(_, tensors)| self.content(model, tensors.clone(), format, source));
@@ -140,21 +134,15 @@ impl ExportJob<'_> {
         let (conversion, align, clean) = (self.conversion(), args.align, args.clean);
         let command = PartCommand::Export { conversion, shard_size: size.as_u64(), align, clean };
         let mut parts = PartWriter::begin(PartHead::new(command, part, &args.only, &args.input.open), out)?;
-        let (version, others) = (model.version(), Vec::new());
-        let whole = PartModel { source: source.to_string(), version, tensors: files.len(), others };
+        let whole = PartModel::new(source.to_string(), model, files.len(), Vec::new());
         let share = parts.begin_model(whole, out)?.shares_whole(contents.iter().map(Content::len));
         for at in &share {
             self.warn_infinite(model, &files[*at].1, source)?;
         }
         let progress = ProgressLine::new(WRITING, share.iter().map(|at| contents[*at].len()).sum());
         for at in share {
-            let path = args.out.join(&files[at].0);
-            let mut output = OutputFile::create(&path, export_mode(model))?;
-            if let Some(source) = model.stat() {
-                output.limit_readers(source)?;
-            }
-            self.spare_source(model, &files[at].1, format, &path, &output)?;
-            output.check_force(args.force)?;
+            let (name, tensors) = &files[at];
+            let output = self.create(model, tensors, format, &args.out.join(name))?;
             let output = self.fill(output, &contents[at], &progress)?;
             model.verify()?;
             self.finish(output, &progress)?;
@@ -384,16 +372,27 @@ impl ExportJob<'_> {
         let Some(size) = self.args.shard_size else {
             return Ok(self.content(model, tensors.clone(), format, source)?.len());
         };
-        let shards = ShardTensors::new(model, tensors, self.conversion(), size.as_u64());
-        if shards.count() > SHARDS_MAX {
-            let count = shards.count();
-            bail!("{source}: {count} files of {size} each; a mount accepts at most {SHARDS_MAX}");
-        }
+        let shards = self.shards(model, tensors, size, source)?;
         // Tensors of damaged files may overlap.
         shards.files().try_fold(0u64, |sum, (_, tensors)| {
             let content = self.content(model, ExportTensors::These(tensors.into()), format, source)?;
             Ok(sum.saturating_add(content.len()))
         })
+    }
+
+    /// The tensors of each file to write. Fails if these are too many files.
+    fn shards(
+        &self,
+        model: &Model,
+        tensors: &ExportTensors,
+        size: ByteSize,
+        source: &Location,
+    ) -> anyhow::Result<ShardTensors> {
+        let shards = ShardTensors::new(model, tensors, self.conversion(), size.as_u64());
+        match shards.count() {
+            ..=SHARDS_MAX => Ok(shards),
+            count => bail!("{source}: {count} files of {size} each; a mount accepts at most {SHARDS_MAX}"),
+        }
     }
 
     fn content(
@@ -426,7 +425,7 @@ impl ExportJob<'_> {
         (into, dir): (&OutputDir, &Path),
         progress: &ProgressLine,
     ) -> anyhow::Result<()> {
-        let shards = ShardTensors::new(model, tensors, self.conversion(), size.as_u64());
+        let shards = self.shards(model, tensors, size, source)?;
         for (name, tensors) in shards.files() {
             let content = self.content(model, ExportTensors::These(tensors.into()), FormatArg::Safetensors, source)?;
             let output = into.file(&dir.join(name), export_mode(model))?;
@@ -438,6 +437,24 @@ impl ExportJob<'_> {
             output.commit()?;
         }
         Ok(())
+    }
+
+    /// Creates a file outside of an [`OutputDir`]. Fails if it would replace a file of the source, or another one
+    /// without `--force`.
+    fn create(
+        &self,
+        model: &Model,
+        tensors: &ExportTensors,
+        format: FormatArg,
+        path: &Path,
+    ) -> anyhow::Result<OutputFile> {
+        let mut output = OutputFile::create(path, export_mode(model))?;
+        if let Some(source) = model.stat() {
+            output.limit_readers(source)?;
+        }
+        self.spare_source(model, tensors, format, path, &output)?;
+        output.check_force(self.args.force)?;
+        Ok(output)
     }
 
     /// Writes the content of a file, which gets its name in [`ExportJob::finish`].

@@ -15,6 +15,8 @@ use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
+use weightfs::inspect::ModelIdentity;
+use weightfs::model::Model;
 use weightfs::parts::WorkPart;
 use weightfs::text::{first_of, printable};
 use weightfs::units::plural;
@@ -72,9 +74,11 @@ pub(super) enum PartCommand {
 pub(super) struct PartModel {
     pub source: String,
     /// `None` if the server gives no versions.
-    pub version: Option<String>,
-    /// The number of tensors in all parts, or of the files that an export writes.
-    pub tensors: usize,
+    version: Option<String>,
+    /// Hash of the names, dtypes and shapes of all tensors: models without versions differ by it too.
+    structure: String,
+    /// The number of lines that all parts have together, each counted once: of tensors, or of files.
+    items: usize,
     /// The tensors that the command leaves out.
     pub others: Vec<UncountedTensor>,
 }
@@ -201,7 +205,7 @@ impl<T> ReadPart<T> {
             if theirs.version != ours.version {
                 bail!("{a} and {b} are of different versions of {}", theirs.source);
             }
-            if (theirs.tensors, &theirs.others) != (ours.tensors, &ours.others) {
+            if (&theirs.structure, theirs.items, &theirs.others) != (&ours.structure, ours.items, &ours.others) {
                 bail!("{a} and {b} have different tensors of {}", theirs.source);
             }
         }
@@ -265,15 +269,21 @@ pub(super) fn join_parts<T: DeserializeOwned + PartialEq>(
 }
 
 impl PartModel {
-    /// Fails unless the parts have each tensor of the model once. `indices` are sorted.
+    /// A model of which all parts together have `items` lines. `source` names it.
+    pub fn new(source: String, model: &Model, items: usize, others: Vec<UncountedTensor>) -> Self {
+        let structure = ModelIdentity::of(model).hash;
+        Self { source, version: model.version(), structure, items, others }
+    }
+
+    /// Fails unless the parts have each line of the model once. `indices` are sorted.
     pub fn check_whole(&self, indices: impl Iterator<Item = usize>) -> anyhow::Result<()> {
         let (mut found, mut all) = (0, 0);
         for index in indices {
             found += usize::from(index == all);
             all += 1;
         }
-        if found != self.tensors || all != self.tensors {
-            bail!("{}: the parts have {found} of {} in a row", self.source, plural(self.tensors as u64, "tensor"));
+        if found != self.items || all != self.items {
+            bail!("{}: the parts have {found} of {} in a row", self.source, plural(self.items as u64, "line"));
         }
         Ok(())
     }

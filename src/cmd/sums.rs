@@ -116,9 +116,7 @@ impl SumsPrinter<'_> {
         let tensors: Vec<TensorId> = model.logical().iter().filter(|id| self.wanted.matches(model.name(*id))).collect();
         let part = match &mut self.parts {
             Some(parts) => {
-                let (version, others) = (model.version(), Vec::new());
-                parts
-                    .begin_model(PartModel { source: name.to_string(), version, tensors: tensors.len(), others }, out)?
+                parts.begin_model(PartModel::new(name.to_string(), model, tensors.len(), Vec::new()), out)?
             }
             None => WorkPart::WHOLE,
         };

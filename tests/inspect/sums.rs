@@ -74,7 +74,7 @@ fn parts_that_do_not_fit_are_refused() {
         (
             "sed 's/\"index\":0/\"index\":6/' 1.part > cut1; sed 's/\"index\":0/\"index\":6/' 2.part > cut2
             sed 's/\"index\":0/\"index\":6/' 3.part > cut3; weightfs combine cut1 cut2 cut3",
-            "a.safetensors: the parts have 0 of 6 tensors in a row",
+            "a.safetensors: the parts have 0 of 6 lines in a row",
         ),
         (
             "sed -E 's/\"sha256\":\"./\"sha256\":\"\\\\n/' 1.part > cut; weightfs combine cut 2.part 3.part",
@@ -101,6 +101,12 @@ fn parts_that_do_not_fit_are_refused() {
             "touch -d '2001-01-01' a.safetensors; weightfs sums a.safetensors --part 2/3 > cut
             weightfs combine 1.part cut 3.part",
             "1.part and cut are of different versions of a.safetensors",
+        ),
+        (
+            "weightfs export --dtype bf16 a.safetensors c.safetensors && weightfs sums c.safetensors --part 2/3 > 2.part
+            for i in 1 2 3; do sed 's/\"version\":\"[^\"]*\"/\"version\":null/' $i.part > cut$i; done
+            weightfs combine cut1 cut2 cut3",
+            "cut1 and cut2 have different tensors of a.safetensors",
         ),
         ("weightfs sums a.safetensors --only nothing", "nothing"),
         ("weightfs sums none.safetensors", "none.safetensors"),
