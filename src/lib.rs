@@ -7,7 +7,7 @@
 //!    [`fs::Superblock::open`] decodes the number and returns the [`content::Content`] of the file, which borrows
 //!    nothing from the tree.
 //! 3. [`content::Content::plan`] finds the segment that holds the range, and the stored bytes that it needs. The
-//!    operation keeps this plan, so that all of this happens once.
+//!    operation keeps this plan, so that all of this happens once; what depends on values in memory is found again.
 //! 4. [`content::ReadPlan::read`] returns the bytes. If they may have to come from a device or have to be computed, it
 //!    returns without them. The operation is then parked with the scheduler, and a worker calls `ReadPlan::read` a
 //!    second time, which may now wait.

@@ -1,8 +1,8 @@
 """Prints statistics of all tensors, counted by the executors of Spark: spark-submit spark_stats.py SOURCE [PARTS]
 
 The output is that of `weightfs stats SOURCE --json`. Started with `python`, Spark runs on this machine. SOURCE must
-have the same path on all machines. Spark runs a part again if its executor was killed; on one machine, it does so only
-with a master such as `local[4,3]`, which tries each task three times.
+have the same path on all machines. Spark runs a part again if its worker was killed; on one machine, it does so only
+with a master such as `local[4,3]`, which tries each task up to three times.
 """
 
 import os

@@ -439,8 +439,8 @@ impl ExportJob<'_> {
         Ok(())
     }
 
-    /// Creates a file outside of an [`OutputDir`]. Fails if it would replace a file of the source, or another one
-    /// without `--force`.
+    /// Creates a file outside of an [`OutputDir`]. Fails if it would replace a file of the source, or without `--force`
+    /// any other file.
     fn create(
         &self,
         model: &Model,

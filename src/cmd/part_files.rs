@@ -75,7 +75,7 @@ pub(super) struct PartModel {
     pub source: String,
     /// `None` if the server gives no versions.
     version: Option<String>,
-    /// Hash of the names, dtypes and shapes of all tensors: models without versions differ by it too.
+    /// Hash of the metadata, and of the names, dtypes and shapes of all tensors: models without versions differ by it.
     structure: String,
     /// The number of lines that all parts have together, each counted once: of tensors, or of files.
     items: usize,
@@ -206,7 +206,7 @@ impl<T> ReadPart<T> {
                 bail!("{a} and {b} are of different versions of {}", theirs.source);
             }
             if (&theirs.structure, theirs.items, &theirs.others) != (&ours.structure, ours.items, &ours.others) {
-                bail!("{a} and {b} have different tensors of {}", theirs.source);
+                bail!("{a} and {b} have different tensors or metadata of {}", theirs.source);
             }
         }
         Ok(())

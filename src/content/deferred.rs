@@ -41,15 +41,16 @@ impl GeneratedBytes for DeferredFile {
         if range.end > source.len() {
             return Err(source::Error::OutOfRange { range, len: source.len() }.into());
         }
-        let mut bytes = Vec::new();
-        Content::from(Segment::extent(source, 0..source.len())).copy(range, request, &mut bytes)?;
-        buf.copy_from_slice(&bytes);
+        let file = Content::from(Segment::extent(source, 0..source.len()));
+        buf.copy_from_slice(&file.plan(range).read_owned(request)?);
         Ok(())
     }
 
-    fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) {
-        if let Some(source) = self.opened.get().filter(|source| part.end <= source.len()) {
+    fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) -> bool {
+        let opened = self.opened.get();
+        if let Some(source) = opened.filter(|source| part.end <= source.len()) {
             take(source, part.clone());
         }
+        opened.is_some()
     }
 }

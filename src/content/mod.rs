@@ -19,7 +19,7 @@ pub use decoder::{BlockDecoder, SecondStep};
 pub use deferred::DeferredFile;
 pub use extents::{Extent, Extents, SourceRun, Sources, TakeRun};
 pub use gathered::GatheredSource;
-pub use plan::ReadPlan;
+pub use plan::{OperationPlan, ReadPlan};
 pub use request::{Error, ReadRequest, ResultId, WaitFor, WaitResource, reserve, running_max, zeroed};
 pub use segment::{DecodedData, GeneratedBytes, Segment, SegmentSeries, TakeSegment};
 pub use strided::{ArrayPlace, StridedData, StridedLayout};
@@ -366,8 +366,8 @@ mod tests {
 
     #[test]
     fn read_that_waits_finds_its_runs_once() {
-        /// A run of a source, which counts how often it is asked for.
-        struct CountedRun(Arc<dyn Source>, AtomicUsize);
+        /// A run of a source, which counts how often it is asked for, and whether it stays the same.
+        struct CountedRun(Arc<dyn Source>, AtomicUsize, bool);
 
         impl GeneratedBytes for CountedRun {
             fn nbytes(&self) -> u64 {
@@ -378,22 +378,30 @@ mod tests {
                 Ok(self.0.read_exact_at(buf, offset)?)
             }
 
-            fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) {
+            fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) -> bool {
                 self.1.fetch_add(1, Ordering::Relaxed);
                 take(&self.0, part.clone());
+                self.2
             }
         }
 
-        let counted = Arc::new(CountedRun(slow(0), AtomicUsize::new(0)));
-        let content = Content::new([Segment::Literal(b"header"[..].into()), Segment::Generated(counted.clone())]);
-        let plan = content.plan(2..20);
-        assert_eq!(plan.len(), 18);
-        let Err(Error::WouldBlock(wait)) = plan.read(&ReadRequest::NOWAIT) else { panic!() };
-        assert_eq!(plan.waits_for(), Some(wait));
-        // Another thread continues.
-        let read = std::thread::spawn(move || plan.read(&ReadRequest::only(wait)).unwrap().to_vec()).join().unwrap();
-        assert_eq!(read, [&b"ader"[..], &[0; 14]].concat());
-        assert_eq!(counted.1.load(Ordering::Relaxed), 1);
+        for (is_final, visits) in [(true, 1), (false, 2)] {
+            let counted = Arc::new(CountedRun(slow(0), AtomicUsize::new(0), is_final));
+            let content = Content::new([Segment::Literal(b"header"[..].into()), Segment::Generated(counted.clone())]);
+            let operation = OperationPlan::default();
+            let plan = operation.get(|| Ok::<_, Error>(content.plan(2..20))).unwrap();
+            assert_eq!(plan.len(), 18);
+            let Err(Error::WouldBlock(wait)) = plan.read(&ReadRequest::NOWAIT) else { panic!() };
+            assert!(matches!(plan.read_owned(&ReadRequest::NOWAIT), Err(Error::WouldBlock(found)) if found == wait));
+            assert_eq!(plan.waits_for(), Some(wait));
+            // Another thread continues.
+            let read = std::thread::spawn(move || {
+                let plan = operation.get(|| Err(Error::Interrupted)).unwrap();
+                plan.read(&ReadRequest::only(wait)).unwrap().to_vec()
+            });
+            assert_eq!(read.join().unwrap(), [&b"ader"[..], &[0; 14]].concat());
+            assert_eq!(counted.1.load(Ordering::Relaxed), visits);
+        }
     }
 
     #[test]

@@ -60,11 +60,13 @@ impl StridedData {
     }
 
     /// As [`super::Segment::visit_runs`].
-    pub(super) fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) {
-        match self.has_panels(part) {
+    pub(super) fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) -> bool {
+        let has_panels = self.has_panels(part);
+        match has_panels {
             true => self.visit_panels(part, take),
             false => self.visit_runs_alone(part, GAP_MAX, take),
         }
+        !has_panels
     }
 
     /// As [`Self::fill`], for a part that is read in panels.

@@ -43,8 +43,11 @@ pub trait GeneratedBytes: Send + Sync {
     /// Fills `buf` with the bytes from `offset` on, which lie inside the number of bytes.
     fn fill(&self, buf: &mut [u8], offset: u64, request: &ReadRequest) -> Result<(), Error>;
 
-    /// Passes the stored runs that `part` is made of to `take`, as far as they are known.
-    fn visit_runs(&self, _part: &Range<u64>, _take: &mut TakeRun) {}
+    /// Passes the stored runs that `part` is made of to `take`, as far as they are known. Returns whether they stay the
+    /// same: they do not if they depend on what is in memory or open.
+    fn visit_runs(&self, _part: &Range<u64>, _take: &mut TakeRun) -> bool {
+        true
+    }
 }
 
 /// Consecutive segments that are not kept in memory.
@@ -98,20 +101,30 @@ impl Segment {
         self.len() == 0
     }
 
-    /// Passes the stored runs that are needed for `part`, as far as they are known, to `take`.
-    pub fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) {
+    /// Passes the stored runs that are needed for `part`, as far as they are known, to `take`. Returns whether they
+    /// stay the same: they do not if they depend on what is in memory or open.
+    pub fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) -> bool {
         match self {
-            Self::Literal(_) => {}
-            Self::Extent(extent) => take(&extent.source, extent.place(part)),
-            Self::Extents(extents) => extents.visit_runs(part, take),
+            Self::Literal(_) => true,
+            Self::Extent(extent) => {
+                take(&extent.source, extent.place(part));
+                true
+            }
+            Self::Extents(extents) => {
+                extents.visit_runs(part, take);
+                true
+            }
             Self::Strided(strided) => strided.visit_runs(part, take),
             Self::Decoded(decoded) => decoded.data.visit_runs(&decoded.decoder.encoded(part), take),
             Self::Generated(generated) => generated.visit_runs(part, take),
             Self::Series(series) => {
+                let mut are_final = true;
+                // If a segment cannot be made, the read fails with the error.
                 let _ = series.visit_segments(part, &mut |segment, begins| {
-                    segment.visit_runs(&overlap(segment, begins, part), take);
+                    are_final &= segment.visit_runs(&overlap(segment, begins, part), take);
                     Ok(())
                 });
+                are_final
             }
         }
     }

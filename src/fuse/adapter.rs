@@ -5,7 +5,7 @@ use super::operations::{
 };
 use super::reader::{ReaderWatch, WaitingReader};
 use super::state::AdapterState;
-use crate::content::ReadRequest;
+use crate::content::{OperationPlan, ReadRequest};
 use crate::fs::{self, MountedTree, ROOT, RequestOperation, Superblock};
 use crate::schedule::Scheduler;
 use crate::threads::cores;
@@ -21,7 +21,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// The target of fuser's own log messages.
@@ -270,7 +270,7 @@ impl Filesystem for FuseAdapter {
         reply: ReplyData,
     ) {
         let range = offset..offset.saturating_add(size.into());
-        self.serve(request, ReadOperation { ino, range, plan: OnceLock::new() }, reply);
+        self.serve(request, ReadOperation { ino, range, plan: OperationPlan::default() }, reply);
     }
 
     fn readdir(&self, request: &fuser::Request, ino: INodeNo, _: FileHandle, offset: u64, reply: ReplyDirectory) {

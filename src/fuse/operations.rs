@@ -2,14 +2,14 @@
 //! one reply.
 
 use super::state::{AdapterState, NO_ATTR, PageRecall, file_attr, file_type};
-use crate::content::{ReadPlan, ReadRequest};
+use crate::content::{OperationPlan, ReadRequest};
 use crate::fs::{self, Attr, Ino, ReplySlot, RequestOperation};
 use crate::source::Bytes;
 use fuser::{
     Errno, Generation, INodeNo, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry, ReplyXattr,
 };
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 type Result<T> = std::result::Result<T, fs::Error>;
@@ -19,7 +19,7 @@ pub(super) struct ReadOperation {
     pub ino: INodeNo,
     /// In bytes. It may exceed the file.
     pub range: Range<u64>,
-    pub plan: OnceLock<ReadPlan>,
+    pub plan: OperationPlan,
 }
 
 impl RequestOperation<AdapterState> for ReadOperation {
@@ -27,15 +27,11 @@ impl RequestOperation<AdapterState> for ReadOperation {
     type Output = Bytes;
 
     fn run(&self, state: &AdapterState, request: &ReadRequest, _: &ReplySlot<ReplyData>) -> Result<Bytes> {
-        let plan = match self.plan.get() {
-            Some(plan) => plan,
-            None => {
-                let generations = state.tree.generations();
-                let (tree, ino) = generations.find(self.ino.0)?;
-                let plan = tree.open(ino, request)?.plan(self.range.clone());
-                self.plan.get_or_init(|| plan)
-            }
-        };
+        let plan = self.plan.get(|| {
+            let generations = state.tree.generations();
+            let (tree, ino) = generations.find(self.ino.0)?;
+            Result::Ok(tree.open(ino, request)?.plan(self.range.clone()))
+        })?;
         Ok(plan.read(request)?)
     }
 

@@ -85,21 +85,25 @@ impl GeneratedBytes for DequantizedWeight {
         Ok(())
     }
 
-    fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) {
+    fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) -> bool {
+        let is_transposed = self.decoder.layout().packing.is_transposed();
         let mut rest = self.elements(part);
-        if !self.decoder.layout().packing.is_transposed() {
+        if !is_transposed {
             let needs = self.decoder.needs(&rest);
             if size_of_runs(&needs) <= AT_ONCE_MAX {
                 return self.visit_needs(needs, take);
             }
         }
+        // Windows of transposed matrices are kept.
+        let mut are_final = !is_transposed;
         while !rest.is_empty() {
             let (step, held) = self.step(&rest);
             if !self.is_kept(&held) {
-                self.visit_needs(self.decoder.needs(&held), take);
+                are_final &= self.visit_needs(self.decoder.needs(&held), take);
             }
             rest.start = step.end.max(held.end.min(rest.end));
         }
+        are_final
     }
 }
 
@@ -133,17 +137,19 @@ impl DequantizedWeight {
         self.decoder.layout().packing.is_transposed() && WINDOWS.contains(&self.key(held))
     }
 
-    /// Passes the stored runs of each part to `take`. Short gaps between them are included.
-    fn visit_needs(&self, needs: Parts<ByteRuns>, take: &mut TakeRun) {
+    /// Passes the stored runs of each part to `take`, as [`Segment::visit_runs`]. Short gaps between them are included.
+    fn visit_needs(&self, needs: Parts<ByteRuns>, take: &mut TakeRun) -> bool {
+        let mut are_final = true;
         for (runs, data) in needs.into_iter().zip(&self.parts) {
             let Some(data) = data.as_ref().filter(|_| runs.count > 0) else { continue };
             if runs.stride - runs.len <= GAP_MAX {
                 let end = runs.start + (runs.count - 1) * runs.stride + runs.len;
-                data.visit_runs(&(runs.start..end), take);
+                are_final &= data.visit_runs(&(runs.start..end), take);
                 continue;
             }
-            runs.ranges().for_each(|run| data.visit_runs(&run, take));
+            runs.ranges().for_each(|run| are_final &= data.visit_runs(&run, take));
         }
+        are_final
     }
 
     /// Decodes elements to `out`, which has their size.

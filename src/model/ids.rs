@@ -1,4 +1,4 @@
-//! The numbers of tensors, shards, models and folders, each with its own type.
+//! The numbers of tensors, files, models and folders, each with its own type.
 
 use std::fmt;
 

@@ -41,7 +41,7 @@ pub struct Model {
     len: usize,
     /// The tensors that are shown only in their own file, sorted. Those below `len` are not logical.
     only_in_own_file: Vec<TensorId>,
-    /// The number of the first tensor of each shard, and the end of the last one.
+    /// The number of the first tensor of each file, and the end of the last one.
     first: Vec<TensorId>,
     /// Finds logical tensors of several files; built at the first lookup.
     by_name: OnceLock<NameTable>,
@@ -151,7 +151,7 @@ pub struct ModelFile {
     /// File name; for a shard, as written in the index or the manifest.
     pub name: String,
     pub location: Location,
-    /// It has the format. If a file has no header, this one has no tensors.
+    /// Also gives the format. It has no tensors if the file has no header.
     pub header: Header,
     pub source: Arc<dyn Source>,
 }
@@ -178,7 +178,7 @@ impl<'m> Tensor<'m> {
         self.stored().map(|(file, _)| file)
     }
 
-    /// That file, and what its header says. `None` for a tensor that is made of parts of files.
+    /// The file whose header describes the tensor, and what it says. `None` for one that is made of parts of files.
     pub fn stored(&self) -> Option<(ModelFileId, &HeaderTensor<'m>)> {
         if let TensorData::Stored { file, tensor } = &self.data { Some((*file, tensor)) } else { None }
     }

@@ -1,7 +1,7 @@
 //! Bodies of responses: text, or a part of a file that is read while it is sent.
 
 use super::work::{SiteOperation, SiteWork};
-use crate::content::{Content, ReadPlan, ReadRequest};
+use crate::content::{Content, OperationPlan, ReadRequest};
 use crate::fs::{self, Superblock};
 use futures_util::{StreamExt, stream};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -29,8 +29,10 @@ pub(super) async fn file_body(
     name: String,
 ) -> Result<ResponseBody, fs::Error> {
     let (end, reading) = (range.end, work.clone());
-    let pieces = stream::iter(range.step_by(PIECE as usize))
-        .map(move |start| reading.start(PieceRead(content.plan(start..end.min(start.saturating_add(PIECE))))));
+    let pieces = stream::iter(range.step_by(PIECE as usize)).map(move |start| {
+        let range = start..end.min(start.saturating_add(PIECE));
+        reading.start(PieceRead { content: content.clone(), range, plan: OperationPlan::default() })
+    });
     let mut pieces = Box::pin(pieces.buffered(2));
     let first = pieces.next().await.transpose()?;
     let frames = stream::iter(first.map(Ok)).chain(pieces).map(move |piece| match piece {
@@ -47,17 +49,18 @@ pub(super) async fn file_body(
     Ok(StreamBody::new(frames).boxed_unsync())
 }
 
-struct PieceRead(ReadPlan);
+struct PieceRead {
+    content: Content,
+    /// In bytes, inside the content.
+    range: Range<u64>,
+    plan: OperationPlan,
+}
 
 impl SiteOperation for PieceRead {
     type Output = Vec<u8>;
 
     fn run(&self, _: &Superblock, request: &ReadRequest) -> Result<Vec<u8>, fs::Error> {
-        if let Some(wait) = self.0.waits_for() {
-            request.wait(wait)?;
-        }
-        let mut bytes = Vec::new();
-        self.0.copy(request, &mut bytes)?;
-        Ok(bytes)
+        let plan = self.plan.get(|| Ok::<_, fs::Error>(self.content.plan(self.range.clone())))?;
+        Ok(plan.read_owned(request)?)
     }
 }
