@@ -64,8 +64,8 @@ pub fn fork_daemon(signals: &SigSet, kept: &[RawFd]) -> anyhow::Result<ForkedPro
 
 /// fork(2). Call this while there is only one thread.
 pub fn fork() -> nix::Result<ForkResult> {
-    // SAFETY: `cmd::mount::run` and `probe::ask` fork before anything in this program starts a thread. So no lock is
-    // held by a thread that does not exist in the child.
+    // SAFETY: `cmd::mount::run_mount` and `probe::ask` fork before anything in this program starts a thread. So no lock
+    // is held by a thread that does not exist in the child.
     #[allow(unsafe_code)]
     unsafe {
         nix::unistd::fork()
