@@ -27,7 +27,7 @@ if __name__ == "__main__":
     sys.stdout = sys.stderr
     ray.init()
     source = os.path.abspath(sys.argv[1]) if os.path.exists(sys.argv[1]) else sys.argv[1]
-    parts = int(sys.argv[2] if len(sys.argv) > 2 else ray.cluster_resources()["CPU"])
+    parts = int(sys.argv[2] if len(sys.argv) > 2 else ray.cluster_resources().get("CPU", 1))
     with tempfile.TemporaryDirectory() as directory:
         files = [Path(directory, f"{part}.part") for part in range(1, parts + 1)]
         for file, text in zip(files, ray.get([count.remote(source, f"{file.stem}/{parts}") for file in files])):

@@ -75,18 +75,9 @@ impl ReadPlan {
         Self { pieces, runs, is_final }
     }
 
-    /// Number of bytes.
-    pub fn len(&self) -> u64 {
+    /// Number of bytes that are read.
+    pub fn nbytes(&self) -> u64 {
         self.pieces.iter().map(|(_, part)| part.end - part.start).sum()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.pieces.is_empty()
-    }
-
-    /// The device of the first stored run that is not available at once.
-    pub fn waits_for(&self) -> Option<WaitFor> {
-        self.runs.iter().find(|run| run.source.may_block(&run.range)).map(device_wait)
     }
 
     /// The device of the first stored run.
@@ -94,7 +85,7 @@ impl ReadPlan {
         self.runs.first().map(device)
     }
 
-    /// The bytes. They are never fewer than [`Self::len`], because the kernel treats a short reply as the end of the
+    /// The bytes. They are never fewer than [`Self::nbytes`], because the kernel treats a short reply as the end of the
     /// file.
     ///
     /// Stored bytes of a single segment that are available at once are not copied and may be a slice of a memory map:
@@ -128,14 +119,14 @@ impl ReadPlan {
 
     /// The bytes, whose stored runs are prepared.
     fn filled(&self, request: &ReadRequest) -> Result<Vec<u8>, Error> {
-        let mut bytes = zeroed(self.len() as usize)?;
+        let mut bytes = zeroed(self.nbytes() as usize)?;
         self.fill(&mut bytes, request)?;
         Ok(bytes)
     }
 
     /// Replaces `out` by the bytes, which may be interpreted. Waits for all stored runs, whatever the request allows.
     pub fn copy(&self, request: &ReadRequest, out: &mut Vec<u8>) -> Result<(), Error> {
-        let len = self.len() as usize;
+        let len = self.nbytes() as usize;
         reserve(out, len)?;
         out.resize(len, 0);
         prepare(&self.runs, request)?;

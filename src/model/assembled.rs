@@ -59,10 +59,10 @@ impl TensorAssembly {
     }
 
     /// The data of a stored tensor in C order.
-    pub fn stored(&mut self, shard: ModelFileId, tensor: &HeaderTensor) -> SourcePart {
-        match array_in(&self.files[shard.index()], tensor) {
-            None => (shard.index(), tensor.range.clone()),
-            Some(array) => self.gather(shard, array),
+    pub fn stored(&mut self, file: ModelFileId, tensor: &HeaderTensor) -> SourcePart {
+        match array_in(&self.files[file.index()], tensor) {
+            None => (file.index(), tensor.range.clone()),
+            Some(array) => self.gather(file, array),
         }
     }
 

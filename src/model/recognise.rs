@@ -165,7 +165,7 @@ fn read_configs(model: &Model) -> Result<ReadConfigs, Error> {
             found = QuantizationConfig::new(config.as_ref(), Some(&other));
         }
     }
-    let metadata = model.files.iter().flat_map(|shard| &shard.header.metadata);
+    let metadata = model.files.iter().flat_map(|file| &file.header.metadata);
     let comfy = metadata.filter(|(key, _)| key == quantization::COMFY_METADATA);
     let network = config.as_ref().and_then(named_network);
     Ok(ReadConfigs {

@@ -223,8 +223,8 @@ impl Model {
     fn number_tensors(&mut self) {
         let mut next = self.assembled.table().len();
         self.first = vec![TensorId::new(next)];
-        for shard in &self.files {
-            next += shard.header.len();
+        for file in &self.files {
+            next += file.header.len();
             self.first.push(TensorId::new(next));
         }
     }
@@ -258,16 +258,16 @@ impl Model {
 
     /// The format of its files, such as `safetensors`; empty for a model without files.
     pub fn format(&self) -> &'static str {
-        self.files.first().map_or("", |shard| shard.header.format)
+        self.files.first().map_or("", |file| file.header.format)
     }
 
     /// The version of that format, if it has versions.
     pub fn format_version(&self) -> Option<u32> {
-        self.files.iter().find_map(|shard| shard.header.version)
+        self.files.iter().find_map(|file| file.header.version)
     }
 
     pub fn has_text(&self) -> bool {
-        self.files.iter().any(|shard| shard.header.text().is_some())
+        self.files.iter().any(|file| file.header.text().is_some())
     }
 
     pub fn logical(&self) -> TensorPopulation<'_> {
@@ -284,8 +284,8 @@ impl Model {
         self.consecutive(0, self.files.len())
     }
 
-    pub fn stored_in(&self, shard: ModelFileId) -> TensorPopulation<'_> {
-        self.consecutive(shard.index(), shard.index() + 1)
+    pub fn stored_in(&self, file: ModelFileId) -> TensorPopulation<'_> {
+        self.consecutive(file.index(), file.index() + 1)
     }
 
     /// The tensors of the files from `start` on and before `end`.
@@ -317,8 +317,8 @@ impl Model {
         if id.index() < self.assembled.table().len() {
             return (self.assembled.table(), id.index());
         }
-        let (shard, index) = self.locate(id);
-        (&self.file(shard).header, index)
+        let (file, index) = self.locate(id);
+        (&self.file(file).header, index)
     }
 
     pub fn name(&self, id: TensorId) -> &str {
@@ -385,9 +385,9 @@ impl Model {
         self.only_table().is_some() || self.by_name.get().is_some()
     }
 
-    pub fn find_in(&self, shard: ModelFileId, name: &str) -> Option<TensorId> {
-        let index = self.file(shard).header.find(name)?;
-        Some(TensorId::new(self.first[shard.index()].index() + index))
+    pub fn find_in(&self, file: ModelFileId, name: &str) -> Option<TensorId> {
+        let index = self.file(file).header.find(name)?;
+        Some(TensorId::new(self.first[file.index()].index() + index))
     }
 
     pub fn file_ids(&self) -> impl ExactSizeIterator<Item = ModelFileId> + use<> {
@@ -425,12 +425,12 @@ impl Model {
     /// The entries that were skipped, and what is shown although it does not fit. Empty unless the model was opened
     /// leniently, or cannot be shown as a whole.
     pub fn skipped(&self) -> impl Iterator<Item = &SkippedEntry> {
-        let in_files = self.files.iter().flat_map(|shard| shard.header.skipped.listed());
+        let in_files = self.files.iter().flat_map(|file| file.header.skipped.listed());
         self.facts.mismatches.listed().iter().chain(in_files)
     }
 
     fn skip_lists(&self) -> impl Iterator<Item = &SkipList> {
-        [&self.facts.mismatches].into_iter().chain(self.files.iter().map(|shard| &shard.header.skipped))
+        [&self.facts.mismatches].into_iter().chain(self.files.iter().map(|file| &file.header.skipped))
     }
 
     /// Number of entries that were skipped, listed or not.
@@ -458,7 +458,7 @@ impl Model {
         for remark in self.facts.remarks.iter().take(LINES) {
             log::warn!("{source}: {remark}");
         }
-        let unknown: BTreeSet<_> = self.files.iter().flat_map(|shard| &shard.header.unknown_dtypes).collect();
+        let unknown: BTreeSet<_> = self.files.iter().flat_map(|file| &file.header.unknown_dtypes).collect();
         for dtype in unknown.iter().take(LINES) {
             log::warn!("{source}: unknown dtype {}: such tensors are shown as raw bytes", quote(dtype));
         }
@@ -471,7 +471,7 @@ impl Model {
 
     /// The dtypes of tensors of which only the size is known, each once.
     pub fn size_only_dtypes(&self) -> Vec<Dtype<'static>> {
-        let mut found: Vec<_> = self.files.iter().flat_map(|shard| shard.header.size_only_dtypes()).collect();
+        let mut found: Vec<_> = self.files.iter().flat_map(|file| file.header.size_only_dtypes()).collect();
         found.sort_unstable_by_key(|dtype| dtype.name());
         found.dedup();
         found
@@ -488,13 +488,13 @@ impl Model {
 
     /// The file of a stored tensor, and its index there.
     fn locate(&self, id: TensorId) -> (ModelFileId, usize) {
-        let shard = self.first.partition_point(|first| *first <= id).saturating_sub(1);
-        (ModelFileId::new(shard), id.index() - self.first[shard].index())
+        let file = self.first.partition_point(|first| *first <= id).saturating_sub(1);
+        (ModelFileId::new(file), id.index() - self.first[file].index())
     }
 }
 
-fn merge_metadata(shards: &[ModelFile]) -> Vec<(String, MetadataValue)> {
-    let mut merged: Vec<_> = shards.iter().flat_map(|shard| &shard.header.metadata).cloned().collect();
+fn merge_metadata(files: &[ModelFile]) -> Vec<(String, MetadataValue)> {
+    let mut merged: Vec<_> = files.iter().flat_map(|file| &file.header.metadata).cloned().collect();
     // Stable, so that the first file's value of a repeated key is kept.
     merged.sort_by(|a, b| a.0.cmp(&b.0));
     merged.dedup_by(|later, kept| later.0 == kept.0);

@@ -49,7 +49,7 @@ impl<'m> ReferenceStore<'m> {
         options: ReferenceOptions,
         is_wanted: impl Fn(&str) -> bool,
     ) -> Result<Self, UnnamedFile> {
-        let urls = model.files.iter().map(|shard| url_of(&shard.location)).collect::<Result<_, _>>()?;
+        let urls = model.files.iter().map(|file| url_of(&file.location)).collect::<Result<_, _>>()?;
         let (mut tensors, mut left_out) = (Vec::new(), Vec::new());
         for id in model.logical().iter().filter(|id| is_wanted(model.name(*id))) {
             match ZarrArray::of(model, id, options.format, options.chunk) {
@@ -194,15 +194,15 @@ impl<'m> ReferenceStore<'m> {
         text.extend(b", \"format\": ");
         write_json_string(model.format(), &mut text)?;
         text.extend(b", \"versions\": [");
-        for (at, (shard, url)) in model.files.iter().zip(&self.urls).enumerate() {
+        for (at, (file, url)) in model.files.iter().zip(&self.urls).enumerate() {
             text.extend(if at == 0 { &b"{\"url\": "[..] } else { b", {\"url\": " });
             write_json_string(url, &mut text)?;
-            let info = shard.source.info();
+            let info = file.source.info();
             write!(text, ", \"size\": {}", info.len)?;
             if let Some(version) = info.version {
                 write!(text, ", \"version\": \"{}\"", HexDigits(&version))?;
             }
-            let is_local = shard.location.path().is_some();
+            let is_local = file.location.path().is_some();
             if let Some(time) = Timestamp::try_from(info.stat.mtime).ok().filter(|_| is_local) {
                 write!(text, ", \"mtime\": \"{time}\"")?;
             }
