@@ -56,7 +56,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("clap::", &["src/cli/", "src/cmd/write_docs.rs"]),
     ("landlock::", &["src/process/sandbox/"]),
     ("seccompiler::", &["src/process/sandbox/"]),
-    ("use parquet::", &["src/process/parquet.rs"]),
+    ("use parquet::", &["src/process/parquet.rs", "src/references/tables.rs"]),
     ("ab_glyph::", &["src/plot/"]),
     ("tokio::", &["src/remote/fetch", "src/remote/transport/", "src/serve/"]),
     ("hyper_util::", &["src/serve/"]),

@@ -18,7 +18,8 @@ memmap([[0., 1., 2.],
         [3., 4., 5.]], dtype=float32)
 >>> weights.close()
 
-`dask` gives them as Dask arrays, for programs that use many machines.
+`dask` gives them as Dask arrays, for programs that use many machines. `zarr` gives the stored tensors as a group of
+zarr-python, which reads the unmodified files without weightfs.
 
 A source is what the command accepts: a file, the index or the directory of a sharded model, or a URL such as
 `hf://org/model`. A mount needs `/dev/fuse`, and for users other than root the program `fusermount3` (Debian: package
@@ -34,8 +35,9 @@ from ._dask import DaskArrays, dask
 from ._mount import Mount, mount
 from ._program import Error, program
 from ._weights import TensorInfo, Weights, open
+from ._zarr import zarr
 
-__all__ = ["DaskArrays", "Error", "Mount", "TensorInfo", "Weights", "dask", "mount", "open", "program"]
+__all__ = ["DaskArrays", "Error", "Mount", "TensorInfo", "Weights", "dask", "mount", "open", "program", "zarr"]
 
 try:
     __version__ = version("weightfs")
@@ -43,5 +45,5 @@ except PackageNotFoundError:  # Imported from a directory without installing it.
     __version__ = "unknown"
 
 # Messages and pickles name the public module.
-for _public in (DaskArrays, Error, Mount, TensorInfo, Weights, dask, mount, open):
+for _public in (DaskArrays, Error, Mount, TensorInfo, Weights, dask, mount, open, zarr):
     _public.__module__ = __name__

@@ -790,7 +790,7 @@ pub struct ReferencesArgs {
     #[command(flatten)]
     pub input: SourceArgs,
 
-    /// Write the references to OUT, a JSON file [default: standard output]
+    /// Write the references to OUT, a JSON file or a directory NAME.parquet [default: standard output]
     #[arg(short, long, value_name = "OUT", value_hint = ValueHint::FilePath)]
     pub out: Option<PathBuf>,
 

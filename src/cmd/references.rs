@@ -19,6 +19,8 @@ use weightfs::references::{ReferenceOptions, ReferenceStore, ZarrFormat};
 use weightfs::source::Location;
 use weightfs::text::quote;
 use weightfs::units::plural;
+#[cfg(feature = "parquet")]
+use weightfs::write::OutputDir;
 use weightfs::write::{self, OutputFile, is_stdout};
 
 /// Size of a chunk in bytes.
@@ -29,8 +31,9 @@ const NAMED: usize = 3;
 
 pub fn run_references(args: &ReferencesArgs) -> anyhow::Result<ExitCode> {
     let out = args.out.as_deref().filter(|out| !is_stdout(out));
-    if let Some(out) = out.filter(|out| out.extension().is_some_and(|suffix| suffix.eq_ignore_ascii_case("parquet"))) {
-        bail!("{}: references are written only as JSON; name a .json file", out.display());
+    let tables = out.filter(|out| is_tables(out));
+    if let Some(out) = tables {
+        check_tables(out, args)?;
     }
     let (source, opened) = opening::open_source(&args.input)?;
     let model = match opened {
@@ -55,7 +58,10 @@ pub fn run_references(args: &ReferencesArgs) -> anyhow::Result<ExitCode> {
     }
     match out {
         Some(out) => {
-            let done = write_file(&references, &model, &source, out, args.force);
+            let done = match tables {
+                Some(out) => write_directory(&references, &model, out),
+                None => write_file(&references, &model, &source, out, args.force),
+            };
             if done.is_ok() {
                 warn(&references, &source, args);
             }
@@ -89,6 +95,67 @@ fn warn(references: &ReferenceStore, source: &Location, args: &ReferencesArgs) {
     let more = if count > NAMED { format!("; {} more", count - NAMED) } else { String::new() };
     let all = plural((references.len() + count) as u64, "tensor");
     log::warn!("{source}: {count} of {all} left out: {named}{more}");
+}
+
+/// Whether fsspec reads references with this name as a directory of Parquet tables.
+fn is_tables(out: &Path) -> bool {
+    let suffixes = ["parquet", "parq"];
+    out.extension().is_some_and(|suffix| suffixes.iter().any(|known| suffix.eq_ignore_ascii_case(known)))
+}
+
+/// Fails if references cannot be written as a directory of Parquet tables.
+fn check_tables(out: &Path, args: &ReferencesArgs) -> anyhow::Result<()> {
+    let path = std::path::absolute(out).unwrap_or_else(|_| out.to_owned());
+    let (path, out) = (path.to_string_lossy(), out.display());
+    if cfg!(not(feature = "parquet")) {
+        bail!("{out}: this build writes references only as JSON; name a .json file");
+    }
+    if args.zarr != 2 || !args.flat {
+        bail!(
+            "{out}: Parquet references have format 2 of Zarr and no groups; add --flat --zarr 2, or name a .json file"
+        );
+    }
+    if let Some(text) = [".json", "{", "}"].into_iter().find(|text| path.contains(text)) {
+        bail!("{out}: fsspec does not read Parquet references whose path contains {text}; name another directory");
+    }
+    if args.force {
+        bail!("{out}: --force replaces files only; Parquet references are a directory, which must be new or empty");
+    }
+    Ok(())
+}
+
+#[cfg(not(feature = "parquet"))]
+fn write_directory(_: &ReferenceStore, _: &Model, out: &Path) -> anyhow::Result<()> {
+    bail!("{}: this build writes references only as JSON", out.display())
+}
+
+/// Writes the directory of Parquet references.
+#[cfg(feature = "parquet")]
+fn write_directory(references: &ReferenceStore, model: &Model, path: &Path) -> anyhow::Result<()> {
+    let interrupted = InterruptFlag::watch()?;
+    let (dir, mut failure) = (OutputDir::create(path)?, None);
+    let done = references.write_tables(&mut |file, bytes| {
+        let written = interrupted.check().and_then(|()| {
+            let mut output = dir.file(file, export_mode(model))?;
+            output.write(bytes)?;
+            output.commit()
+        });
+        written.map_err(|error| kept(&mut failure, error))
+    });
+    if let Some(failure) = failure {
+        return Err(failure.into());
+    }
+    done?;
+    model.verify()?;
+    interrupted.check()?;
+    Ok(dir.commit()?)
+}
+
+/// Keeps an error, and returns its message as an `io::Error`, which is all that a writer can return.
+fn kept(failure: &mut Option<write::Error>, error: write::Error) -> io::Error {
+    let text = error.to_string();
+    failure.get_or_insert(error);
+    io::Error::other(text)
 }
 
 fn write_file(
@@ -136,11 +203,7 @@ impl Write for FileWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self.interrupted.check().and_then(|()| self.output.write(bytes)) {
             Ok(()) => Ok(bytes.len()),
-            Err(error) => {
-                let text = error.to_string();
-                self.failure.get_or_insert(error);
-                Err(io::Error::other(text))
-            }
+            Err(error) => Err(kept(&mut self.failure, error)),
         }
     }
 

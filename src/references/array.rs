@@ -116,6 +116,12 @@ impl<'m> ZarrArray<'m> {
         self.in_order(&self.grid.chunk)
     }
 
+    /// Number of chunks along each dimension of the tensor.
+    #[cfg(feature = "parquet")]
+    pub fn chunk_counts(&self) -> Vec<u64> {
+        self.in_order(&self.grid.counts)
+    }
+
     /// Calls `take` with the index of each chunk, the number of its file, and its first byte there.
     pub fn each_chunk<E>(&self, mut take: impl FnMut(&[u64], usize, u64) -> Result<(), E>) -> Result<(), E> {
         let (mut run, mut within) = (0, 0);

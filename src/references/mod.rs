@@ -8,6 +8,8 @@ mod array;
 mod grid;
 mod node;
 mod store;
+#[cfg(feature = "parquet")]
+mod tables;
 
 pub use array::ZarrFormat;
 pub use store::{ReferenceOptions, ReferenceStore, UnnamedFile};

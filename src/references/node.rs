@@ -4,14 +4,16 @@ use crate::name;
 use std::borrow::Cow;
 use std::cmp::Ordering;
 
-/// The names of the metadata of a node.
-const KEYS: [&str; 5] = ["zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata"];
+/// The name of the metadata of a node in format 3. In format 2, such names begin with `.z`, and fsspec takes each name
+/// that does for one of them.
+const KEY: &str = "zarr.json";
 
 /// The name of the node for a tensor, or for a component of its name: that of its file in a mount, with escapes for
 /// what Zarr does not allow. Different names have different nodes.
 pub(super) fn node_name(text: &str) -> Cow<'_, str> {
     let encoded = name::encode_name(text);
-    let is_refused = encoded.starts_with("__") || KEYS.contains(&&*encoded) || encoded.bytes().all(|byte| byte == b'.');
+    let is_key = encoded.starts_with(".z") || encoded == KEY;
+    let is_refused = is_key || encoded.starts_with("__") || encoded.bytes().all(|byte| byte == b'.');
     if !is_refused && !encoded.contains('\\') {
         return encoded;
     }
@@ -58,6 +60,7 @@ mod tests {
             ("_a", "_a"),
             ("zarr.json", "%7Aarr.json"),
             (".zgroup", "%2Ezgroup"),
+            (".zeta", "%2Ezeta"),
             ("100%", "100%25"),
             ("重み", "重み"),
         ] {

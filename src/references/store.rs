@@ -39,7 +39,7 @@ pub struct ReferenceStore<'m> {
     tensors: Vec<TensorId>,
     left_out: Vec<LeftOutTensor>,
     /// The URL of each file.
-    urls: Vec<String>,
+    pub(super) urls: Vec<String>,
 }
 
 impl<'m> ReferenceStore<'m> {
@@ -90,46 +90,15 @@ impl<'m> ReferenceStore<'m> {
                 out.write_all(b",\n")?;
                 write_pair(".zattrs", &attributes, out)?;
                 out.write_all(b",\n\".zmetadata\": \"")?;
-                let mut text = QuotedText { out };
-                text.write_all(b"{\"zarr_consolidated_format\": 1, \"metadata\": {\".zgroup\": ")?;
-                text.write_all(GROUP_V2)?;
-                text.write_all(b", \".zattrs\": ")?;
-                text.write_all(&attributes)?;
             }
-            ZarrFormat::V3 => {
-                out.write_all(b"\"zarr.json\": \"")?;
-                let mut text = QuotedText { out };
-                text.write_all(&group_v3(&attributes, b", \"consolidated_metadata\": {\"kind\": \"inline\", "))?;
-                text.write_all(b"\"must_understand\": false, \"metadata\": {")?;
-            }
+            ZarrFormat::V3 => out.write_all(b"\"zarr.json\": \"")?,
         }
-        let mut is_first = format == ZarrFormat::V3;
-        self.each_node(&mut |path, node| {
-            let documents = match node {
-                ReferencedNode::Group => group_documents(format),
-                ReferencedNode::Array(array) => array_documents(array, format)?,
-            };
-            let mut text = QuotedText { out };
-            for (key, document) in &documents {
-                text.write_all(if is_first { b"" } else { b", " })?;
-                is_first = false;
-                match format {
-                    ZarrFormat::V2 => write_json_string(&format!("{path}/{key}"), &mut text)?,
-                    ZarrFormat::V3 => write_json_string(path, &mut text)?,
-                }
-                text.write_all(b": ")?;
-                text.write_all(document)?;
-            }
-            Ok(())
-        })?;
-        QuotedText { out }.write_all(if format == ZarrFormat::V2 { b"}}" } else { b"}}}" })?;
+        let mut text = QuotedText { out };
+        self.write_consolidated(&attributes, &mut text)?;
+        text.write_all(b"}")?;
         out.write_all(b"\"")?;
         self.each_node(&mut |path, node| {
-            let documents = match node {
-                ReferencedNode::Group => group_documents(format),
-                ReferencedNode::Array(array) => array_documents(array, format)?,
-            };
-            for (key, document) in &documents {
+            for (key, document) in &node.documents(format)? {
                 out.write_all(b",\n")?;
                 write_pair(&format!("{path}/{key}"), document, out)?;
             }
@@ -139,6 +108,38 @@ impl<'m> ReferenceStore<'m> {
             }
         })?;
         out.write_all(b"\n}}\n")
+    }
+
+    /// Writes the metadata of all nodes as one JSON object, without its last bracket.
+    pub(super) fn write_consolidated(&self, attributes: &[u8], text: &mut dyn Write) -> io::Result<()> {
+        let format = self.options.format;
+        match format {
+            ZarrFormat::V2 => {
+                text.write_all(b"{\"zarr_consolidated_format\": 1, \"metadata\": {\".zgroup\": ")?;
+                text.write_all(GROUP_V2)?;
+                text.write_all(b", \".zattrs\": ")?;
+                text.write_all(attributes)?;
+            }
+            ZarrFormat::V3 => {
+                text.write_all(&group_v3(attributes, b", \"consolidated_metadata\": {\"kind\": \"inline\", "))?;
+                text.write_all(b"\"must_understand\": false, \"metadata\": {")?;
+            }
+        }
+        let mut is_first = format == ZarrFormat::V3;
+        self.each_node(&mut |path, node| {
+            for (key, document) in &node.documents(format)? {
+                text.write_all(if is_first { b"" } else { b", " })?;
+                is_first = false;
+                match format {
+                    ZarrFormat::V2 => write_json_string(&format!("{path}/{key}"), &mut *text)?,
+                    ZarrFormat::V3 => write_json_string(path, &mut *text)?,
+                }
+                text.write_all(b": ")?;
+                text.write_all(document)?;
+            }
+            Ok(())
+        })?;
+        text.write_all(if format == ZarrFormat::V2 { b"}" } else { b"}}" })
     }
 
     fn write_chunks(&self, path: &str, array: &ZarrArray, out: &mut dyn Write) -> io::Result<()> {
@@ -161,7 +162,7 @@ impl<'m> ReferenceStore<'m> {
     }
 
     /// Passes the path of each node below the root to `take`, a group before the nodes in it.
-    fn each_node(&self, take: &mut TakeNode) -> io::Result<()> {
+    pub(super) fn each_node(&self, take: &mut TakeNode) -> io::Result<()> {
         let mut before = "";
         for (at, id) in self.tensors.iter().enumerate() {
             let name = self.model.name(*id);
@@ -186,7 +187,7 @@ impl<'m> ReferenceStore<'m> {
         Ok(())
     }
 
-    fn root_attributes(&self) -> io::Result<Vec<u8>> {
+    pub(super) fn root_attributes(&self) -> io::Result<Vec<u8>> {
         let model = self.model;
         let mut text = Vec::new();
         text.extend(b"{\"source\": ");
@@ -252,13 +253,22 @@ fn module_path(name: &str) -> String {
 
 /// A node below the root.
 #[derive(Debug, Clone, Copy)]
-enum ReferencedNode<'n> {
+pub(super) enum ReferencedNode<'n> {
     Group,
     Array(&'n ZarrArray<'n>),
 }
 
+impl ReferencedNode<'_> {
+    fn documents(self, format: ZarrFormat) -> io::Result<NodeDocuments> {
+        match self {
+            Self::Group => Ok(group_documents(format)),
+            Self::Array(array) => array_documents(array, format),
+        }
+    }
+}
+
 /// Takes the path of a node, and the node.
-type TakeNode<'t> = dyn FnMut(&str, ReferencedNode) -> io::Result<()> + 't;
+pub(super) type TakeNode<'t> = dyn FnMut(&str, ReferencedNode) -> io::Result<()> + 't;
 
 /// Writes a JSON text as a part of a JSON string.
 struct QuotedText<'o> {

@@ -215,7 +215,6 @@ fn errors_are_one_line_and_write_nothing() {
     room.ok("mkdir several && cp m.safetensors several/a.safetensors && cp m.safetensors several/b.safetensors");
     room.ok("cp m.safetensors \"$(printf 'x\\377.safetensors')\" && head -c 50 m.safetensors >cut.safetensors");
     for (arguments, code, error) in [
-        ("m.safetensors -o out.parquet", 1, "out.parquet: references are written only as JSON; name a .json file"),
         ("several -o out.json", 1, "several: a directory of 2 models; name one of them"),
         ("x*.safetensors -o out.json", 1, "its path is not UTF-8"),
         ("cut.safetensors -o out.json", 1, "cut.safetensors: "),
@@ -234,4 +233,25 @@ fn errors_are_one_line_and_write_nothing() {
     assert!(written.is_empty(), "{written:?}");
     // A closed pipe.
     assert_eq!(room.sh("weightfs references m.safetensors | head -c 1").code, 0);
+}
+
+#[cfg(feature = "parquet")]
+#[test]
+fn directories_that_fsspec_does_not_read_are_refused() {
+    let room = sample();
+    room.ok("mkdir full.parquet && touch full.parquet/file");
+    let needed = "Parquet references have format 2 of Zarr and no groups; add --flat --zarr 2, or name a .json file";
+    for (arguments, error) in [
+        ("-o out.parquet", needed),
+        ("--flat -o out.parq", needed),
+        ("--zarr 2 -o out.parquet", needed),
+        ("--zarr 2 --flat -o out.json.parquet", "fsspec does not read Parquet references whose path contains .json; "),
+        ("--zarr 2 --flat -o 'out{}.parquet'", "fsspec does not read Parquet references whose path contains {; "),
+        ("--zarr 2 --flat --force -o out.parquet", "out.parquet: --force replaces files only; "),
+        ("--zarr 2 --flat -o full.parquet", "full.parquet: Directory not empty"),
+    ] {
+        let said = room.sh(&format!("weightfs references m.safetensors {arguments}"));
+        assert!(said.code == 1 && said.err.contains(error) && said.err.lines().count() == 1, "{arguments}: {said:?}");
+    }
+    assert_eq!(room.ok("ls -d out* 2>/dev/null; ls full.parquet"), "file\n");
 }

@@ -39,7 +39,19 @@ fn arrays_of_local_files_are_those_of_numpy() {
         let version = if options.contains("--zarr 2") { "2" } else { "3" };
         let refs = format!("{at}.json");
         scene.ok(&format!("weightfs references {options} '{ODD}' -o {refs}"));
-        assert_eq!(zarr(["check", version, &text(&scene, &refs), &text(&scene, ODD)]), "34 0\n", "{options}");
+        assert_eq!(zarr(["check", version, &text(&scene, &refs), &text(&scene, ODD)]), "35 0\n", "{options}");
+    }
+}
+
+#[test]
+fn function_of_the_python_package_opens_groups() {
+    let scene = models();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (package, script) = (root.join("python"), root.join("tests/mount/references.py"));
+    for (source, expected) in [(ODD, "35 0\n35 0\n"), ("models/orders.npz", "39 0\n39 0\n")] {
+        let (package, python, script) = (package.display(), crate::support::python(), script.display());
+        let line = format!("PYTHONPATH={package} {} {script} function '{source}' '{source}'", python.display());
+        assert_eq!(scene.ok(&line), expected);
     }
 }
 
@@ -74,6 +86,27 @@ fn virtualizarr_reads_references_of_format_2_without_groups() {
     assert_eq!(zarr(["virtual", &text(&scene, "refs.json"), &plain]), "17\n");
 }
 
+#[cfg(feature = "parquet")]
+#[test]
+fn parquet_references_are_read_like_those_in_json() {
+    let scene = models();
+    for (refs, options, model, expected) in [
+        ("odd.parquet", "--chunk 16", ODD, "35 0\n"),
+        ("orders.parq", "--chunk 4", "models/orders.npz", "39 0\n"),
+        // A table has at most 10,000 chunks.
+        ("long.parquet", "--chunk 1", "models/long.safetensors", "1 0\n"),
+    ] {
+        scene.ok(&format!("weightfs references --zarr 2 --flat {options} '{model}' -o {refs}"));
+        assert_eq!(zarr(["check", "2", &text(&scene, refs), &text(&scene, model)]), expected, "{refs}");
+    }
+    assert_eq!(scene.ok("ls long.parquet/long").trim(), "refs.0.parq\nrefs.1.parq");
+    scene.ok("weightfs references --flat --chunk 40 --zarr 2 models/plain.safetensors -o plain.parquet");
+    let [refs, plain] = ["plain.parquet", "models/plain.safetensors"].map(|name| text(&scene, name));
+    for (reader, expected) in [("xarray", "18\n"), ("dask", "18\n"), ("virtual", "17\n")] {
+        assert_eq!(zarr([reader, &refs, &plain]), expected, "{reader}");
+    }
+}
+
 #[cfg(feature = "remote")]
 #[test]
 fn arrays_of_files_on_a_server_are_those_of_numpy() {
@@ -86,5 +119,5 @@ fn arrays_of_files_on_a_server_are_those_of_numpy() {
     assert!(said.code == 0 && said.err.contains("neither the user nor the query"), "{said:?}");
     let refs = std::fs::read_to_string(scene.path("refs.json")).unwrap();
     assert!(refs.contains(&format!("[\"{url}\", ")) && !refs.contains("SECRET"), "{refs}");
-    assert_eq!(zarr(["check", "3", &text(&scene, "refs.json"), &text(&scene, ODD)]), "34 0\n");
+    assert_eq!(zarr(["check", "3", &text(&scene, "refs.json"), &text(&scene, ODD)]), "35 0\n");
 }
