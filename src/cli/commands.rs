@@ -41,7 +41,7 @@ pub enum Command {
     Stats(StatsArgs),
     /// Print the SHA-256 of the bytes of all tensors, as SHA256SUMS in a mount
     Sums(SumsArgs),
-    /// Join the parts that stats, sums and export have printed with --part
+    /// Join the parts that stats, sums, diff and export have printed with --part
     Combine(CombineArgs),
     /// Write files of a mount to standard output, without mounting
     Cat(CatArgs),
@@ -531,6 +531,7 @@ Examples:
   weightfs diff --data base tuned                        compare the data of the tensors too
   weightfs diff --values original quantized              the quantization error of each tensor
   weightfs diff --json --data a b | jq '.data.different[].max_abs'
+  weightfs diff --values a b --part 1/2 > 1.part         half of the values, for weightfs combine
 
 Tensors of the same shape and different dtypes are compared by their values, converted to float32 or
 wider without rounding. Values of different shapes are not compared, and the report says so.
@@ -573,6 +574,11 @@ pub struct DiffArgs {
     /// Print Markdown
     #[arg(long)]
     pub markdown: bool,
+
+    /// Compare only part I of N of the values, on one of several machines, and print it for weightfs combine; the exit
+    /// status is 0 if the values differ, too
+    #[arg(long, value_name = "I/N", requires = "values")]
+    pub part: Option<WorkPart>,
 
     #[command(flatten)]
     pub open: OpenArgs,
@@ -959,15 +965,17 @@ Examples:
   weightfs export --dtype bf16 --shard-size 5GB model out --part 1/2 > 1.part
   weightfs combine *.part > out/model.safetensors.index.json       after part 2/2
 
-The output is byte for byte that of the command without --part: stats or sums; for export, it is the index of the shards. Parts of different versions of a model, or with other options, are
+The output is byte for byte that of the command without --part: stats, sums or diff --values; for export,
+it is the index of the shards. Parts of different versions of a model, or with other options, are
 refused, and missing ones are named. A part may be given twice.
 
-Exit status: 0 success, 1 failure, 2 usage error.";
+Exit status: 0 success, 1 failure, 2 usage error. For parts of diff: 0 no differences, 1 differences,
+2 failure.";
 
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = COMBINE_HELP)]
 pub struct CombineArgs {
-    /// Files that weightfs stats, sums or export has printed with --part
+    /// Files that weightfs stats, sums, diff or export has printed with --part
     #[arg(required = true, value_name = "PART", value_hint = ValueHint::FilePath)]
     pub parts: Vec<PathBuf>,
 }

@@ -1,25 +1,31 @@
 //! `weightfs combine`: joins the parts that commands print with `--part`.
 
 use super::counted::StatsPrinter;
+use super::diff_report::{DiffFormat, LoneModels, print_report};
 use super::part_files::{JoinedParts, PartCommand, PartModel, PartReader, join_parts};
-use super::{counted_parts, export, sums};
+use super::{counted_parts, diff_parts, export, sums};
 use crate::cli::CombineArgs;
 use crate::opening::prepare_process;
+use crate::process::logging::complain;
 use crate::terminal::output::{StandardOutput, to_stdout};
 use serde::de::DeserializeOwned;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+/// Exit code of `weightfs diff` if something failed, because 1 means differences.
+const DIFF_FAILURE: u8 = 2;
+
 pub fn run_combine(args: &CombineArgs) -> anyhow::Result<ExitCode> {
     prepare_process(false)?;
     let Some((first, others)) = args.parts.split_first() else { return Ok(ExitCode::SUCCESS) };
     let first = PartReader::open(first)?;
-    match first.head.command {
+    match first.head.command.clone() {
         PartCommand::Stats { format, several, .. } => {
             let printer = StatsPrinter { format, several };
             join(first, others, |models, out| counted_parts::print_joined(models, printer, out))
         }
         PartCommand::Sums => join(first, others, sums::print_joined),
+        PartCommand::Diff { format, lone } => join_diff(first, others, format, lone),
         PartCommand::Export { .. } => join(first, others, export::print_joined),
     }
 }
@@ -37,5 +43,22 @@ fn join<T: DeserializeOwned + PartialEq>(
             out.complain(&format!("{}: its process has reported an error", path.display()))?;
         }
         Ok(ExitCode::from(u8::from(!failed.is_empty())))
+    })
+}
+
+/// Prints the differences that all parts have together. The exit codes are those of `weightfs diff`.
+fn join_diff(
+    first: PartReader,
+    others: &[PathBuf],
+    format: DiffFormat,
+    lone: Option<LoneModels>,
+) -> anyhow::Result<ExitCode> {
+    let joined = print_report(|out| {
+        let models = join_parts(first, others)?.models;
+        diff_parts::render_joined(models, format, lone, out)
+    });
+    joined.or_else(|error| {
+        complain(&error);
+        Ok(ExitCode::from(DIFF_FAILURE))
     })
 }

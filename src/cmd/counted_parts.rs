@@ -1,7 +1,7 @@
 //! The statistics of parts of a model, which are printed with `--part` and joined.
 
 use super::counted::{CountedHead, CountedModel, CountedPiece, CountedTensor, StatsPrinter};
-use super::part_files::{PartModel, PartWriter};
+use super::part_files::{PartModel, PartWriter, are_gapless};
 use crate::terminal::output::StandardOutput;
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
@@ -99,9 +99,7 @@ fn combine_pieces(pieces: &[PartTensor]) -> Option<TensorStats> {
     let is_one = |piece: &PartTensor| {
         (&piece.name, &piece.dtype, &piece.shape, piece.len) == (&first.name, &first.dtype, &first.shape, first.len)
     };
-    let is_gapless = pieces.windows(2).all(|two| two[0].range.1 == two[1].range.0);
-    let (start, end) = (first.range.0, pieces.last()?.range.1);
-    if !pieces.iter().all(is_one) || !is_gapless || start != 0 || end != first.len {
+    if !pieces.iter().all(is_one) || !are_gapless(pieces.iter().map(|piece| piece.range), first.len) {
         return None;
     }
     let dtype = Dtype::ALL.iter().find(|dtype| dtype.name() == first.dtype)?;

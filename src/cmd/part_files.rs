@@ -4,6 +4,7 @@
 //! one that ends the part.
 
 use super::counted::{StatsFormat, UncountedTensor};
+use super::diff_report::{DiffFormat, LoneModels};
 use crate::cli::source::OpenArgs;
 use crate::terminal::output::{StandardOutput, compact};
 use anyhow::{Context, bail};
@@ -67,16 +68,17 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 pub(super) enum PartCommand {
     Stats { format: StatsFormat, several: bool, stored: bool },
     Sums,
+    Diff { format: DiffFormat, lone: Option<LoneModels> },
     Export { conversion: Option<ValueConversion>, shard_size: u64, align: Option<u64>, clean: bool },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct PartModel {
     pub source: String,
-    /// `None` if the server gives no versions.
-    version: Option<String>,
+    /// The version of the model, or of both models that are compared; `None` if the server gives no versions.
+    versions: Vec<Option<String>>,
     /// Hash of the metadata, and of the names, dtypes and shapes of all tensors: models without versions differ by it.
-    structure: String,
+    structures: Vec<String>,
     /// The number of lines that all parts have together, each counted once: of tensors, or of files.
     items: usize,
     /// The tensors that the command leaves out.
@@ -202,15 +204,21 @@ impl<T> ReadPart<T> {
         }
         for ((theirs, _), (ours, _)) in first.models.iter().zip(&self.models) {
             // Machines may have the same files in different places.
-            if theirs.version != ours.version {
+            if theirs.versions != ours.versions {
                 bail!("{a} and {b} are of different versions of {}", theirs.source);
             }
-            if (&theirs.structure, theirs.items, &theirs.others) != (&ours.structure, ours.items, &ours.others) {
+            if (&theirs.structures, theirs.items, &theirs.others) != (&ours.structures, ours.items, &ours.others) {
                 bail!("{a} and {b} have different tensors or metadata of {}", theirs.source);
             }
         }
         Ok(())
     }
+}
+
+/// Whether the ranges of pieces, which are sorted, follow each other from 0 to `len`.
+pub(super) fn are_gapless(mut ranges: impl Iterator<Item = (u64, u64)>, len: u64) -> bool {
+    let reached = ranges.try_fold(0, |reached, (start, end)| (start == reached).then_some(end));
+    reached == Some(len)
 }
 
 /// Fails unless two files are parts of what the same command prints.
@@ -271,8 +279,14 @@ pub(super) fn join_parts<T: DeserializeOwned + PartialEq>(
 impl PartModel {
     /// A model of which all parts together have `items` lines. `source` names it.
     pub fn new(source: String, model: &Model, items: usize, others: Vec<UncountedTensor>) -> Self {
-        let structure = ModelIdentity::of(model).hash;
-        Self { source, version: model.version(), structure, items, others }
+        Self { others, ..Self::of_models(source, &[model], items) }
+    }
+
+    /// Models that are read together, of which all parts have `items` lines.
+    pub fn of_models(source: String, models: &[&Model], items: usize) -> Self {
+        let versions = models.iter().map(|model| model.version()).collect();
+        let structures = models.iter().map(|model| ModelIdentity::of(model).hash).collect();
+        Self { source, versions, structures, items, others: Vec::new() }
     }
 
     /// Fails unless the parts have each line of the model once. `indices` are sorted.

@@ -26,11 +26,11 @@ pub struct Deviation {
     pub nan: [u64; 2],
     pub infinite: [u64; 2],
     pub max_abs: f64,
-    squares: f64,
+    pub(super) squares: f64,
     /// The sum of the squares of the numbers of each side.
-    norms: [f64; 2],
+    pub(super) norms: [f64; 2],
     /// The sum of the products of the pairs.
-    products: f64,
+    pub(super) products: f64,
 }
 
 impl Deviation {

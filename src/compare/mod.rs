@@ -10,6 +10,7 @@ mod elements;
 mod numbers;
 mod pair;
 mod shared;
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -20,9 +21,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub use common::CommonNumber;
 pub use deviation::Deviation;
 pub use elements::ValueDifference;
-pub use numbers::{ComparablePair, deviations};
+pub use numbers::{ComparablePair, DEVIATION_STEP, deviations};
 pub use pair::{TensorDifference, TensorPair, differences, have_same_bytes, obstacle};
 pub use shared::{SharedFiles, StoredTensor};
+pub use state::DeviationState;
 
 /// Runs `compare` for all jobs on all cores, and returns the results in order, or the first error. After an error, no
 /// further job is begun.

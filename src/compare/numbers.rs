@@ -7,39 +7,45 @@ use crate::content::{Content, Error, ReadRequest};
 use crate::format::Dtype;
 use std::ops::Range;
 
-/// Number of elements that a thread compares as one job. Sums are merged in the order of the jobs, so they depend
-/// neither on the number of threads nor on their speed. A multiple of the elements of any block.
-const PART: u64 = 4 << 20;
+/// Number of elements that a thread compares as one job, and that have one [`Deviation`]. Sums are merged in the order
+/// of the jobs, so they depend neither on the number of threads nor on their speed. A multiple of the elements of any
+/// block.
+pub const DEVIATION_STEP: u64 = 4 << 20;
 
 /// Number of elements that are read and converted at a time.
 const AT_ONCE: u64 = 64 << 10;
 
-/// Two tensors of the same shape whose values can be compared.
-#[derive(Debug, Clone, Copy)]
+/// Two tensors of the same shape whose values can be compared, or a range of their elements.
+#[derive(Debug, Clone)]
 pub struct ComparablePair<'a> {
     pub dtypes: [Dtype<'a>; 2],
-    pub elements: u64,
+    /// Begins at a multiple of [`DEVIATION_STEP`].
+    pub elements: Range<u64>,
 }
 
-/// Compares the numbers of all pairs on all cores, large tensors in parts. `open` returns the numbers of both sides of
-/// a pair in their dtypes. `progress` is called from any thread with the number of a pair and the number of further
-/// elements that are done. Fails if the values of two dtypes cannot be compared: see [`super::obstacle`].
+/// Compares the numbers of all pairs on all cores. Returns the deviations of each pair, one for every
+/// [`DEVIATION_STEP`] elements, in their order: whoever merges them in this order gets the same sums, also if several
+/// processes have compared the tensor.
+///
+/// `open` returns the numbers of both sides of a pair in their dtypes. `progress` is called from any thread with the
+/// number of a pair and the number of further elements that are done. Fails if the values of two dtypes cannot be
+/// compared: see [`super::obstacle`].
 pub fn deviations(
     pairs: &[ComparablePair],
     open: &(impl Fn(usize) -> [Content; 2] + Sync),
     progress: &(impl Fn(usize, u64) + Sync),
-) -> Result<Vec<Deviation>, Error> {
+) -> Result<Vec<Vec<Deviation>>, Error> {
     let mut jobs: Vec<(usize, Range<u64>)> = Vec::new();
     for (at, pair) in pairs.iter().enumerate() {
-        let starts = (0..pair.elements).step_by(PART as usize);
-        jobs.extend(starts.map(|start| (at, start..pair.elements.min(start + PART))));
+        let starts = pair.elements.clone().step_by(DEVIATION_STEP as usize);
+        jobs.extend(starts.map(|start| (at, start..pair.elements.end.min(start.saturating_add(DEVIATION_STEP)))));
     }
     let compared = run_jobs(&jobs, |(at, part)| {
         deviation(pairs[*at].dtypes, &open(*at), part, &|elements| progress(*at, elements))
     })?;
-    let mut found = vec![Deviation::default(); pairs.len()];
+    let mut found = vec![Vec::new(); pairs.len()];
     for ((at, _), compared) in jobs.iter().zip(compared) {
-        found[*at] = found[*at].merge(compared);
+        found[*at].push(compared);
     }
     Ok(found)
 }

@@ -82,13 +82,13 @@ struct DataChanges<'m> {
     /// Bytes that both models share on disk, which were not read.
     shared: u64,
     different: Vec<DifferentData<'m>>,
-    not_compared: Vec<NotCompared<'m>>,
+    not_compared: Vec<NotCompared>,
 }
 
 /// A tensor of both models whose values cannot be compared.
 #[derive(Serialize)]
-pub(super) struct NotCompared<'m> {
-    pub name: &'m str,
+pub(super) struct NotCompared {
+    pub name: String,
     pub reason: String,
 }
 
@@ -222,7 +222,8 @@ impl<'m> DataChanges<'m> {
         let shared = compared.iter().map(|compared| compared.difference.shared).sum();
         let not_compared = diff.changed.iter().filter_map(|(id_a, id_b)| {
             let (a, b) = (a.tensor(*id_a).info, b.tensor(*id_b).info);
-            Some(NotCompared { name: a.name, reason: obstacle((a.dtype, a.shape), (b.dtype, b.shape))? })
+            let reason = obstacle((a.dtype, a.shape), (b.dtype, b.shape))?;
+            Some(NotCompared { name: a.name.to_owned(), reason })
         });
         Self { equal, equal_as, nbytes, shared, different, not_compared: not_compared.collect() }
     }
@@ -249,9 +250,9 @@ impl<'m> DataChanges<'m> {
     }
 }
 
-impl NotCompared<'_> {
+impl NotCompared {
     pub fn line(&self) -> ReportLine<'_> {
-        ('?', self.name, format!("not compared: {}", self.reason))
+        ('?', &self.name, format!("not compared: {}", self.reason))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::comparison::NotCompared;
 use super::report::{BothSides, ReportLine, ReportPage, ReportPart, ReportTable, count_text, rounded};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::fmt::Write;
 use weightfs::compare::Deviation;
@@ -29,16 +29,34 @@ pub enum DeviationFinding {
     NotCompared(String),
 }
 
+/// A tensor of both models.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PairedTensor {
+    pub name: String,
+    pub shape: Vec<u64>,
+    #[serde(flatten)]
+    sides: BothSides<NumberForm>,
+}
+
+/// What the headers of two models say, besides the tensors that are in both.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviationOutline {
+    #[serde(flatten)]
+    sides: BothSides<DeviationSide>,
+    added: Vec<DeviationEntry>,
+    removed: Vec<DeviationEntry>,
+}
+
 /// The differences between the values of two models.
 #[derive(Serialize)]
-pub struct ValueDeviations<'m> {
+pub struct ValueDeviations {
     pub same: bool,
     #[serde(flatten)]
     sides: BothSides<DeviationSide>,
-    values: DeviationValues<'m>,
+    values: DeviationValues,
 }
 
-#[derive(Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct DeviationSide {
     source: String,
     /// Number of tensors without the companions of quantized weights.
@@ -50,35 +68,35 @@ struct DeviationSide {
     #[serde(skip_serializing_if = "Option::is_none")]
     quantization: Option<String>,
     /// Warnings about tensors that look quantized and are compared by their stored numbers.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     not_dequantized: Vec<String>,
 }
 
 #[derive(Serialize)]
-struct DeviationValues<'m> {
-    added: Vec<DeviationEntry<'m>>,
-    removed: Vec<DeviationEntry<'m>>,
+struct DeviationValues {
+    added: Vec<DeviationEntry>,
+    removed: Vec<DeviationEntry>,
     equal: usize,
     /// The largest relative error first.
-    different: Vec<DifferentValues<'m>>,
+    different: Vec<DifferentValues>,
     /// The errors of all tensors that differ, together.
     total: DeviationTotal,
-    not_compared: Vec<NotCompared<'m>>,
+    not_compared: Vec<NotCompared>,
 }
 
-#[derive(Serialize)]
-struct DeviationEntry<'m> {
-    name: &'m str,
-    shape: &'m [u64],
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct DeviationEntry {
+    name: String,
+    shape: Vec<u64>,
     #[serde(flatten)]
-    form: NumberForm<'m>,
+    form: NumberForm,
 }
 
 /// The storage type of numbers.
-#[derive(Serialize)]
-struct NumberForm<'m> {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct NumberForm {
     /// The stored dtype, or the type of the codes of a quantized weight.
-    dtype: &'m str,
+    dtype: String,
     /// Size in bytes, with the companions that the values depend on.
     nbytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,11 +104,9 @@ struct NumberForm<'m> {
 }
 
 #[derive(Serialize)]
-struct DifferentValues<'m> {
-    name: &'m str,
-    shape: &'m [u64],
+struct DifferentValues {
     #[serde(flatten)]
-    sides: BothSides<NumberForm<'m>>,
+    tensor: PairedTensor,
     #[serde(flatten)]
     errors: DeviationErrors,
 }
@@ -117,41 +133,58 @@ struct DeviationErrors {
     infinite: BothSides<u64>,
 }
 
-impl<'m> ValueDeviations<'m> {
-    /// A report on two models, each with its location on the command line. `found` has the result for each pair of
-    /// `partners`.
+impl PairedTensor {
+    pub fn new(a: &Model, b: &Model, (id_a, id_b): (TensorId, TensorId)) -> Self {
+        let DeviationEntry { name, shape, form } = DeviationEntry::new(a, id_a);
+        Self { name, shape, sides: BothSides { a: form, b: NumberForm::of(b, id_b) } }
+    }
+}
+
+impl DeviationOutline {
+    /// The outline of two models, each with its location on the command line.
     pub fn new(
-        (location_a, a): (&Location, &'m Model),
-        (location_b, b): (&Location, &'m Model),
+        (location_a, a): (&Location, &Model),
+        (location_b, b): (&Location, &Model),
         partners: &TensorPartners,
-        found: Vec<DeviationFinding>,
     ) -> Self {
-        let (mut equal, mut total) = (0, Deviation::default());
-        let (mut different, mut not_compared) = (Vec::new(), Vec::new());
-        for ((id_a, id_b), finding) in partners.pairs.iter().zip(found) {
-            let DeviationEntry { name, shape, form } = DeviationEntry::new(a, *id_a);
-            match finding {
-                DeviationFinding::Compared(deviation) if deviation.different > 0 => {
-                    total = total.merge(deviation);
-                    let errors = DeviationErrors::new(&deviation);
-                    let sides = BothSides { a: form, b: NumberForm::of(b, *id_b) };
-                    different.push(DifferentValues { name, shape, sides, errors });
-                }
-                DeviationFinding::Compared(_) | DeviationFinding::Same => equal += 1,
-                DeviationFinding::NotCompared(reason) => not_compared.push(NotCompared { name, reason }),
-            }
-        }
-        let added: Vec<_> = partners.added.iter().map(|id| DeviationEntry::new(b, *id)).collect();
-        let removed: Vec<_> = partners.removed.iter().map(|id| DeviationEntry::new(a, *id)).collect();
-        let same = added.is_empty() && removed.is_empty() && different.is_empty() && not_compared.is_empty();
-        different.sort_by(|a, b| b.errors.order(&a.errors).then_with(|| natural::compare_paths(a.name, b.name)));
-        let total = DeviationTotal { tensors: different.len(), errors: DeviationErrors::new(&total) };
-        let values = DeviationValues { added, removed, equal, different, total, not_compared };
         let pairs = &partners.pairs;
         let of_a = pairs.iter().map(|pair| pair.0).chain(partners.removed.iter().copied());
         let of_b = pairs.iter().map(|pair| pair.1).chain(partners.added.iter().copied());
         let sides =
             BothSides { a: DeviationSide::new(location_a, a, of_a), b: DeviationSide::new(location_b, b, of_b) };
+        let added = partners.added.iter().map(|id| DeviationEntry::new(b, *id)).collect();
+        let removed = partners.removed.iter().map(|id| DeviationEntry::new(a, *id)).collect();
+        Self { sides, added, removed }
+    }
+
+    /// Names both models.
+    pub fn sources(&self) -> String {
+        format!("{} and {}", self.sides.a.source, self.sides.b.source)
+    }
+}
+
+impl ValueDeviations {
+    /// A report on two models. `found` has the result for each tensor of both.
+    pub fn new(outline: DeviationOutline, found: Vec<(PairedTensor, DeviationFinding)>) -> Self {
+        let (mut equal, mut total) = (0, Deviation::default());
+        let (mut different, mut not_compared): (Vec<DifferentValues>, Vec<NotCompared>) = Default::default();
+        for (tensor, finding) in found {
+            match finding {
+                DeviationFinding::Compared(deviation) if deviation.different > 0 => {
+                    total = total.merge(deviation);
+                    different.push(DifferentValues { tensor, errors: DeviationErrors::new(&deviation) });
+                }
+                DeviationFinding::Compared(_) | DeviationFinding::Same => equal += 1,
+                DeviationFinding::NotCompared(reason) => not_compared.push(NotCompared { name: tensor.name, reason }),
+            }
+        }
+        let DeviationOutline { sides, added, removed } = outline;
+        let same = added.is_empty() && removed.is_empty() && different.is_empty() && not_compared.is_empty();
+        different.sort_by(|a, b| {
+            b.errors.order(&a.errors).then_with(|| natural::compare_paths(&a.tensor.name, &b.tensor.name))
+        });
+        let total = DeviationTotal { tensors: different.len(), errors: DeviationErrors::new(&total) };
+        let values = DeviationValues { added, removed, equal, different, total, not_compared };
         Self { same, sides, values }
     }
 
@@ -173,8 +206,8 @@ impl<'m> ValueDeviations<'m> {
         if !rows.is_empty() {
             rows.push(total.errors.row(format!("total of {}", plural(total.tensors as u64, "tensor")), "", ""));
         }
-        let removed = removed.iter().map(|entry| ('-', entry.name, entry.text()));
-        let added = added.iter().map(|entry| ('+', entry.name, entry.text()));
+        let removed = removed.iter().map(|entry| ('-', &*entry.name, entry.text()));
+        let added = added.iter().map(|entry| ('+', &*entry.name, entry.text()));
         let not_finite = different.iter().filter_map(DifferentValues::not_finite);
         let lines = removed.chain(added).chain(not_compared.iter().map(NotCompared::line)).chain(not_finite).collect();
         let (table, columns) = (Some(ReportTable { headings: HEADINGS, rows }), &["", "tensor", ""]);
@@ -184,9 +217,10 @@ impl<'m> ValueDeviations<'m> {
     }
 }
 
-impl DifferentValues<'_> {
+impl DifferentValues {
     fn row(&self) -> Vec<String> {
-        self.errors.row(printable(self.name).into_owned(), self.sides.a.dtype, self.sides.b.dtype)
+        let PairedTensor { name, sides, .. } = &self.tensor;
+        self.errors.row(printable(name).into_owned(), &sides.a.dtype, &sides.b.dtype)
     }
 
     /// The remark about values that are not finite, if there are any.
@@ -198,7 +232,7 @@ impl DifferentValues<'_> {
         let counts = counts.collect::<Vec<_>>().join("; ");
         let left_out = format!("{} excluded from the errors", plural(*not_finite, "element"));
         let text = format!("{counts}; {left_out}, {} of them differ", grouped(*not_finite_different));
-        (*not_finite > 0).then_some(('!', self.name, text))
+        (*not_finite > 0).then_some(('!', &*self.tensor.name, text))
     }
 }
 
@@ -222,31 +256,32 @@ impl DeviationSide {
     }
 }
 
-impl<'m> NumberForm<'m> {
-    fn of(model: &'m Model, id: TensorId) -> Self {
+impl NumberForm {
+    fn of(model: &Model, id: TensorId) -> Self {
         let numbers = model.numbers(id, true);
         match numbers.weight {
             Some(weight) => {
                 let class = &weight.class;
-                Self { dtype: class.dtype, nbytes: weight.bytes, quantization: Some(class.summary()) }
+                Self { dtype: class.dtype.to_owned(), nbytes: weight.bytes, quantization: Some(class.summary()) }
             }
             None => {
                 let info = &numbers.tensor.info;
-                Self { dtype: info.dtype.name(), nbytes: info.nbytes, quantization: None }
+                Self { dtype: info.dtype.name().to_owned(), nbytes: info.nbytes, quantization: None }
             }
         }
     }
 }
 
-impl<'m> DeviationEntry<'m> {
-    fn new(model: &'m Model, id: TensorId) -> Self {
+impl DeviationEntry {
+    fn new(model: &Model, id: TensorId) -> Self {
         let numbers = model.numbers(id, true);
-        Self { name: numbers.name(), shape: numbers.shape(), form: NumberForm::of(model, id) }
+        let (name, shape) = (numbers.name().to_owned(), numbers.shape().to_vec());
+        Self { name, shape, form: NumberForm::of(model, id) }
     }
 
     fn text(&self) -> String {
-        let NumberForm { dtype, nbytes, .. } = self.form;
-        format!("{} {}, {}", printable(dtype), brackets(self.shape), format_size(nbytes))
+        let NumberForm { dtype, nbytes, .. } = &self.form;
+        format!("{} {}, {}", printable(dtype), brackets(&self.shape), format_size(*nbytes))
     }
 }
 

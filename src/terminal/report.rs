@@ -2,13 +2,13 @@
 
 use super::output::{self, StandardOutput};
 use anstyle::AnsiColor;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use unicode_width::UnicodeWidthStr;
 use weightfs::text::{printable, quote};
 use weightfs::units::grouped;
 
 /// The same thing of both models.
-#[derive(Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct BothSides<T> {
     pub a: T,
     pub b: T,

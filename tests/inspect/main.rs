@@ -5,6 +5,7 @@
 mod cache;
 mod check;
 mod demo;
+mod diff_parts;
 mod downloads;
 mod export_parts;
 mod hostile;

@@ -104,7 +104,7 @@ fn parts_that_do_not_fit_are_refused() {
         ),
         (
             "weightfs export --dtype bf16 a.safetensors c.safetensors && weightfs sums c.safetensors --part 2/3 > 2.part
-            for i in 1 2 3; do sed 's/\"version\":\"[^\"]*\"/\"version\":null/' $i.part > cut$i; done
+            for i in 1 2 3; do sed 's/\"versions\":\\[\"[^\"]*\"/\"versions\":[null/' $i.part > cut$i; done
             weightfs combine cut1 cut2 cut3",
             "cut1 and cut2 have different tensors or metadata of a.safetensors",
         ),
