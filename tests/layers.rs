@@ -31,7 +31,10 @@ const LIBRARY: &[(&str, &[&str])] = &[
     ("view", &["codec", "content", "format", "kept", "model", "name", "plot", "source", "stats", "text", "threads"]),
     (
         "inspect",
-        &["codec", "content", "format", "model", "natural", "rules", "source", "stats", "text", "threads", "units"],
+        &[
+            "codec", "content", "format", "model", "natural", "parts", "rules", "source", "stats", "text", "threads",
+            "units",
+        ],
     ),
     ("references", &["format", "model", "name", "source", "text"]),
     ("schedule", &["content", "threads"]),

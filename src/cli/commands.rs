@@ -41,7 +41,7 @@ pub enum Command {
     Stats(StatsArgs),
     /// Print the SHA-256 of the bytes of all tensors, as SHA256SUMS in a mount
     Sums(SumsArgs),
-    /// Join the parts that stats, sums, diff and export have printed with --part
+    /// Join the parts that stats, sums, check, diff and export have printed with --part
     Combine(CombineArgs),
     /// Write files of a mount to standard output, without mounting
     Cat(CatArgs),
@@ -523,6 +523,11 @@ pub struct CheckArgs {
     /// Print one JSON object per model
     #[arg(long)]
     pub json: bool,
+
+    /// Do only part I of N of the check, on one of several machines, and print it for weightfs combine; the exit status
+    /// is 0 even if there are findings
+    #[arg(long, value_name = "I/N", requires = "values", conflicts_with = "no_data")]
+    pub part: Option<WorkPart>,
 }
 
 const DIFF_HELP: &str = "\
@@ -576,7 +581,7 @@ pub struct DiffArgs {
     pub markdown: bool,
 
     /// Compare only part I of N of the values, on one of several machines, and print it for weightfs combine; the exit
-    /// status is 0 if the values differ, too
+    /// status is 0 even if they differ
     #[arg(long, value_name = "I/N", requires = "values")]
     pub part: Option<WorkPart>,
 
@@ -965,17 +970,17 @@ Examples:
   weightfs export --dtype bf16 --shard-size 5GB model out --part 1/2 > 1.part
   weightfs combine *.part > out/model.safetensors.index.json       after part 2/2
 
-The output is byte for byte that of the command without --part: stats, sums or diff --values; for export,
+The output is byte for byte that of the command without --part: stats, sums, check --values or diff --values; for export,
 it is the index of the shards. Parts of different versions of a model, or with other options, are
 refused, and missing ones are named. A part may be given twice.
 
-Exit status: 0 success, 1 failure, 2 usage error. For parts of diff: 0 no differences, 1 differences,
-2 failure.";
+Exit status: 0 success, 1 failure, 2 usage error. For parts of check and diff: that of the command
+without --part.";
 
 #[derive(Args, Debug, PartialEq)]
 #[command(after_help = COMBINE_HELP)]
 pub struct CombineArgs {
-    /// Files that weightfs stats, sums, diff or export has printed with --part
+    /// Files that weightfs stats, sums, check, diff or export has printed with --part
     #[arg(required = true, value_name = "PART", value_hint = ValueHint::FilePath)]
     pub parts: Vec<PathBuf>,
 }

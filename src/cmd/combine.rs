@@ -1,9 +1,10 @@
 //! `weightfs combine`: joins the parts that commands print with `--part`.
 
+use super::check_report::{CheckPrinter, TROUBLE};
 use super::counted::StatsPrinter;
 use super::diff_report::{DiffFormat, LoneModels, print_report};
 use super::part_files::{JoinedParts, PartCommand, PartModel, PartReader, join_parts};
-use super::{counted_parts, diff_parts, export, sums};
+use super::{check_parts, counted_parts, diff_parts, export, sums};
 use crate::cli::CombineArgs;
 use crate::opening::prepare_process;
 use crate::process::logging::complain;
@@ -11,9 +12,6 @@ use crate::terminal::output::{StandardOutput, to_stdout};
 use serde::de::DeserializeOwned;
 use std::path::PathBuf;
 use std::process::ExitCode;
-
-/// Exit code of `weightfs diff` if something failed, because 1 means differences.
-const DIFF_FAILURE: u8 = 2;
 
 pub fn run_combine(args: &CombineArgs) -> anyhow::Result<ExitCode> {
     prepare_process(false)?;
@@ -25,7 +23,8 @@ pub fn run_combine(args: &CombineArgs) -> anyhow::Result<ExitCode> {
             join(first, others, |models, out| counted_parts::print_joined(models, printer, out))
         }
         PartCommand::Sums => join(first, others, sums::print_joined),
-        PartCommand::Diff { format, lone } => join_diff(first, others, format, lone),
+        PartCommand::Diff { format, lone } => with_failure(join_diff(first, others, format, lone)),
+        PartCommand::Check { printer, .. } => with_failure(join_check(first, others, printer)),
         PartCommand::Export { .. } => join(first, others, export::print_joined),
     }
 }
@@ -39,26 +38,46 @@ fn join<T: DeserializeOwned + PartialEq>(
     let JoinedParts { models, failed } = join_parts(first, others)?;
     to_stdout(|out| {
         print(models, out)?;
-        for path in &failed {
-            out.complain(&format!("{}: its process has reported an error", path.display()))?;
-        }
+        complain_of(&failed, out)?;
         Ok(ExitCode::from(u8::from(!failed.is_empty())))
     })
 }
 
-/// Prints the differences that all parts have together. The exit codes are those of `weightfs diff`.
+/// Prints the differences that all parts have together.
 fn join_diff(
     first: PartReader,
     others: &[PathBuf],
     format: DiffFormat,
     lone: Option<LoneModels>,
 ) -> anyhow::Result<ExitCode> {
-    let joined = print_report(|out| {
+    print_report(|out| {
         let models = join_parts(first, others)?.models;
         diff_parts::render_joined(models, format, lone, out)
-    });
+    })
+}
+
+/// Prints the findings that all parts have together.
+fn join_check(first: PartReader, others: &[PathBuf], printer: CheckPrinter) -> anyhow::Result<ExitCode> {
+    let JoinedParts { models, failed } = join_parts(first, others)?;
+    to_stdout(|out| {
+        let code = check_parts::print_joined(models, printer, !failed.is_empty(), out)?;
+        complain_of(&failed, out)?;
+        Ok(ExitCode::from(code))
+    })
+}
+
+/// Reports an error with the exit code of `weightfs diff` and `weightfs check`.
+fn with_failure(joined: anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
     joined.or_else(|error| {
         complain(&error);
-        Ok(ExitCode::from(DIFF_FAILURE))
+        Ok(ExitCode::from(TROUBLE))
     })
+}
+
+/// Names the parts whose processes have reported an error.
+fn complain_of(failed: &[PathBuf], out: &mut StandardOutput) -> anyhow::Result<()> {
+    for path in failed {
+        out.complain(&format!("{}: its process has reported an error", path.display()))?;
+    }
+    Ok(())
 }

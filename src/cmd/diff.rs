@@ -39,7 +39,7 @@ fn compare(args: &DiffArgs, out: &StandardOutput) -> anyhow::Result<(bool, Strin
 fn print_part(args: &DiffArgs, part: WorkPart, out: &mut StandardOutput) -> anyhow::Result<()> {
     let sources = ComparedSources::open(args)?;
     let command = PartCommand::Diff { format: DiffFormat::of(args), lone: sources.lone.clone() };
-    let mut parts = PartWriter::begin(PartHead::new(command, part, &[], &args.open), out)?;
+    let mut parts = PartWriter::begin(PartHead::new(command, part, &[], args.open.lenient), out)?;
     sources.each(&mut |path, a, b| {
         warn_of_codes([a, b]);
         let partners = TensorPartners::new(a.1, b.1);

@@ -133,7 +133,7 @@ impl ExportJob<'_> {
         }
         let (conversion, align, clean) = (self.conversion(), args.align, args.clean);
         let command = PartCommand::Export { conversion, shard_size: size.as_u64(), align, clean };
-        let mut parts = PartWriter::begin(PartHead::new(command, part, &args.only, &args.input.open), out)?;
+        let mut parts = PartWriter::begin(PartHead::new(command, part, &args.only, args.input.open.lenient), out)?;
         let whole = PartModel::new(source.to_string(), model, files.len(), Vec::new());
         let share = parts.begin_model(whole, out)?.shares_whole(contents.iter().map(Content::len));
         for at in &share {

@@ -4,6 +4,8 @@
 pub mod cache;
 pub mod cat;
 pub mod check;
+mod check_parts;
+mod check_report;
 pub mod combine;
 pub mod complete_words;
 mod counted;

@@ -3,9 +3,9 @@
 //! A part is text: a line of JSON for what was asked, one for each model, one for each tensor or piece of a tensor, and
 //! one that ends the part.
 
+use super::check_report::CheckPrinter;
 use super::counted::{StatsFormat, UncountedTensor};
 use super::diff_report::{DiffFormat, LoneModels};
-use crate::cli::source::OpenArgs;
 use crate::terminal::output::{StandardOutput, compact};
 use anyhow::{Context, bail};
 use glob::Pattern;
@@ -53,10 +53,10 @@ pub(super) struct PartHead {
 }
 
 impl PartHead {
-    pub fn new(command: PartCommand, part: WorkPart, only: &[Pattern], open: &OpenArgs) -> Self {
+    pub fn new(command: PartCommand, part: WorkPart, only: &[Pattern], lenient: bool) -> Self {
         let weightfs = VERSION.into();
         let only = only.iter().map(|pattern| pattern.as_str().to_owned()).collect();
-        Self { command, weightfs, part, only, lenient: open.lenient }
+        Self { command, weightfs, part, only, lenient }
     }
 }
 
@@ -68,6 +68,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 pub(super) enum PartCommand {
     Stats { format: StatsFormat, several: bool, stored: bool },
     Sums,
+    Check { printer: CheckPrinter, sha256: Option<String> },
     Diff { format: DiffFormat, lone: Option<LoneModels> },
     Export { conversion: Option<ValueConversion>, shard_size: u64, align: Option<u64>, clean: bool },
 }
@@ -80,7 +81,7 @@ pub(super) struct PartModel {
     /// Hash of the metadata, and of the names, dtypes and shapes of all tensors: models without versions differ by it.
     structures: Vec<String>,
     /// The number of lines that all parts have together, each counted once: of tensors, or of files.
-    items: usize,
+    pub items: usize,
     /// The tensors that the command leaves out.
     pub others: Vec<UncountedTensor>,
 }
@@ -287,6 +288,11 @@ impl PartModel {
         let versions = models.iter().map(|model| model.version()).collect();
         let structures = models.iter().map(|model| ModelIdentity::of(model).hash).collect();
         Self { source, versions, structures, items, others: Vec::new() }
+    }
+
+    /// Files that may not be a model, of which all parts have `items` units.
+    pub fn of_files(source: String, versions: Vec<Option<String>>, structure: String, items: usize) -> Self {
+        Self { source, versions, structures: vec![structure], items, others: Vec::new() }
     }
 
     /// Fails unless the parts have each line of the model once. `indices` are sorted.

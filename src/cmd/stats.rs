@@ -45,5 +45,5 @@ pub fn run_stats(args: &StatsArgs) -> anyhow::Result<ExitCode> {
 
 fn head(part: WorkPart, StatsPrinter { format, several }: StatsPrinter, args: &StatsArgs) -> PartHead {
     let command = PartCommand::Stats { format, several, stored: args.stored };
-    PartHead::new(command, part, &args.only, &args.input.open)
+    PartHead::new(command, part, &args.only, args.input.open.lenient)
 }

@@ -49,7 +49,7 @@ pub fn run_sums(args: &SumsArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
         let source = SourceLocator::for_command(&args.input.open.remote)?.locate(&args.input.source)?;
         let mode = args.input.open.mode();
-        let head = |part| PartHead::new(PartCommand::Sums, part, &args.only, &args.input.open);
+        let head = |part| PartHead::new(PartCommand::Sums, part, &args.only, args.input.open.lenient);
         let parts = args.part.map(|part| PartWriter::begin(head(part), out)).transpose()?;
         let mut printer = SumsPrinter { wanted: WantedPatterns::new(&args.only), parts };
         let (mut opened, mut failed) = (false, false);

@@ -1,11 +1,12 @@
 //! Finds NaN and infinity, without the other statistics.
 
 use crate::format::Dtype;
+use serde::{Deserialize, Serialize};
 use std::array;
 use std::sync::LazyLock;
 
 /// Counts of values that are not finite. The two parts of a C64 element count as separate values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SpecialCounts {
     pub nan: u64,
     pub pos_inf: u64,
@@ -75,10 +76,10 @@ impl SpecialCounts {
 
     /// Adds the counts of another part of the same tensor. That part begins at the element with index `elements`.
     pub fn merge(&mut self, other: &Self, elements: u64) {
-        self.nan += other.nan;
-        self.pos_inf += other.pos_inf;
-        self.neg_inf += other.neg_inf;
-        let other = other.first.map(|first| first + elements);
+        self.nan = self.nan.saturating_add(other.nan);
+        self.pos_inf = self.pos_inf.saturating_add(other.pos_inf);
+        self.neg_inf = self.neg_inf.saturating_add(other.neg_inf);
+        let other = other.first.map(|first| first.saturating_add(elements));
         self.first = self.first.into_iter().chain(other).min();
     }
 

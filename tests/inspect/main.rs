@@ -4,6 +4,7 @@
 #[cfg(feature = "remote")]
 mod cache;
 mod check;
+mod check_parts;
 mod demo;
 mod diff_parts;
 mod downloads;

@@ -6,22 +6,30 @@
 mod data;
 mod dataset;
 mod file;
+mod findings;
 mod quantized;
 mod report;
 mod set;
+mod shares;
 mod sums;
 
 use crate::format::{HeaderTensor, ParseMode};
 use crate::model::{self, Error, LINKED, Model};
+use crate::parts::WorkPart;
 use crate::source::{self, Location, Source};
 use crate::threads;
+use data::{FileShare, FileWork};
 use dataset::CheckedDataset;
 use file::CheckedFile;
+use findings::FileFindings;
+use shares::{CheckStage, StageShare};
+use std::mem;
 use sums::{StatedSum, SumLists};
 
 pub use crate::rules::{CheckRule, Severity};
 pub use dataset::IndexRow;
 pub use report::{CheckFinding, CheckReport};
+pub use shares::{CheckPlan, CheckedUnits, join_units};
 pub use sums::is_sum;
 
 /// A model whose headers have been checked.
@@ -115,36 +123,140 @@ impl ModelCheck {
 
     /// Number of bytes that [`ModelCheck::read`] will read.
     pub fn bytes_to_read(&self, values: bool) -> u64 {
-        let data = self.files.iter().map(|file| data::bytes_to_read(file, values)).fold(0, u64::saturating_add);
-        let quantized = self.quantized.iter().filter(|_| values).map(|(model, _)| quantized::bytes_to_read(model));
-        quantized.fold(data, u64::saturating_add)
+        self.plan_of(&self.works(values), values).bytes_to_read(WorkPart::WHOLE)
+    }
+
+    fn works(&self, values: bool) -> Vec<FileWork> {
+        self.files.iter().map(|file| FileWork::of(file, values)).collect()
+    }
+
+    /// All units of the work.
+    fn plan_of(&self, works: &[FileWork], values: bool) -> CheckPlan {
+        let mut plan = CheckPlan::default();
+        plan.add(CheckStage::Headers, [0]);
+        for (at, (file, work)) in self.files.iter().zip(works).enumerate() {
+            plan.add(CheckStage::Search(at), work.searched_lens(file));
+            let is_hashed = !file.sums.is_empty() || !file.stated.is_empty();
+            plan.add(CheckStage::Hash(at), is_hashed.then(|| work.hashed_len()));
+        }
+        if let Some((model, _)) = self.quantized.as_ref().filter(|_| values) {
+            plan.add(CheckStage::Companions, quantized::companion_lens(model));
+            plan.add(CheckStage::ZeroPoints, quantized::zero_point_lens(model));
+        }
+        plan.add(CheckStage::Padding, self.dataset.as_ref().filter(|_| values).map(|_| 0));
+        plan
+    }
+
+    fn is_companion(&self, tensor: &HeaderTensor) -> bool {
+        self.quantized.as_ref().is_some_and(|(model, _)| quantized::is_companion(model, tensor))
     }
 
     /// Verifies the hashes of the data and of whole files and, if `values`, searches for NaN, infinity and zero data,
     /// and checks the companions of quantized weights. Calls `advance` with the number of bytes that have been read
     /// since the last call.
     pub fn read(&mut self, values: bool, advance: &(dyn Fn(u64) + Sync)) -> Result<(), Error> {
-        let model = self.quantized.as_ref().map(|(model, _)| model);
-        let is_companion = |tensor: &HeaderTensor| model.is_some_and(|model| quantized::is_companion(model, tensor));
+        let mut report = mem::take(&mut self.report);
         // The values of one file are searched on all cores. A hash takes one core, so that all files are hashed at
         // once.
         let at_once = if values { 1 } else { self.files.len().max(1) };
-        for some in self.files.chunks(at_once) {
-            for found in
-                threads::map_parallel(some.len(), |at| data::read_piece(&some[at], values, &is_companion, advance))
-            {
-                self.report.merge(found?);
+        let works = self.works(values);
+        let all: Vec<usize> = (0..self.files.len()).collect();
+        for some in all.chunks(at_once) {
+            for found in threads::map_parallel(some.len(), |at| {
+                let work = &works[some[at]];
+                self.read_file(some[at], work, &work.whole(), advance)
+            }) {
+                let (findings, hashes) = found?;
+                report.merge(findings.report());
+                report.merge(hashes);
             }
         }
+        report.unsearched += works.iter().map(|work| work.unsearched).sum::<u64>();
         if let Some((model, names)) = self.quantized.as_ref().filter(|_| values) {
-            quantized::read_companion(model, names, &mut self.report, advance)?;
-            quantized::read_zero_points(model, names, &mut self.report, advance)?;
+            quantized::read_companion((model, names), &(0..usize::MAX), &mut report, advance)?;
+            quantized::read_zero_points((model, names), &(0..usize::MAX), &mut report, advance)?;
         }
         if let Some(dataset) = self.dataset.as_ref().filter(|_| values) {
-            dataset.find_padding(&mut self.report)?;
+            dataset.find_padding(&mut report)?;
         }
-        self.report.values |= values;
+        report.values |= values;
+        self.report = report;
         Ok(())
+    }
+
+    /// All units of the work of a check of the values, which follow from the headers and the sums.
+    pub fn plan(&self) -> CheckPlan {
+        self.plan_of(&self.works(true), true)
+    }
+
+    /// The version of each file, and a hash of the names, dtypes, shapes and places of all tensors.
+    pub fn identity(&self) -> (Vec<Option<String>>, String) {
+        (shares::versions_of(&self.files), shares::structure_of(&self.files))
+    }
+
+    /// Does a part of the work of a check of the values, and returns what was found, in the order of the units.
+    pub fn read_part(
+        &self,
+        plan: &CheckPlan,
+        part: WorkPart,
+        advance: &(dyn Fn(u64) + Sync),
+    ) -> Result<Vec<CheckedUnits>, Error> {
+        let works = self.works(true);
+        let mut found = Vec::new();
+        let mut stages = plan.stages(part).into_iter().peekable();
+        while let Some(share) = stages.next() {
+            let CheckStage::Search(at) = share.stage else {
+                found.push(CheckedUnits::report(&share.units, self.read_stage(&share, &works, advance)?));
+                continue;
+            };
+            // A whole file is hashed while it is searched.
+            let hash = stages.next_if(|next| share.is_whole && next.stage == CheckStage::Hash(at));
+            let wanted = FileShare { is_hashed: hash.is_some(), ..works[at].searched_share(&share.within) };
+            let (findings, hashes) = self.read_file(at, &works[at], &wanted, advance)?;
+            found.push(CheckedUnits::file(&share.units, at, findings));
+            found.extend(hash.map(|hash| CheckedUnits::report(&hash.units, hashes)));
+        }
+        Ok(found)
+    }
+
+    /// The report on some units of a stage that does not search a file.
+    fn read_stage(
+        &self,
+        share: &StageShare,
+        works: &[FileWork],
+        advance: &(dyn Fn(u64) + Sync),
+    ) -> Result<CheckReport, Error> {
+        let mut report = CheckReport::default();
+        match (share.stage, &self.quantized, &self.dataset) {
+            (CheckStage::Headers, ..) => {
+                report = self.report.clone();
+                report.unsearched += works.iter().map(|work| work.unsearched).sum::<u64>();
+                report.values = true;
+            }
+            (CheckStage::Hash(at), ..) => {
+                let wanted = FileShare { is_hashed: true, ..works[at].searched_share(&(0..0)) };
+                report = self.read_file(at, &works[at], &wanted, advance)?.1;
+            }
+            (CheckStage::Companions, Some((model, names)), _) => {
+                quantized::read_companion((model, names), &share.within, &mut report, advance)?;
+            }
+            (CheckStage::ZeroPoints, Some((model, names)), _) => {
+                quantized::read_zero_points((model, names), &share.within, &mut report, advance)?;
+            }
+            (CheckStage::Padding, _, Some(dataset)) => dataset.find_padding(&mut report)?,
+            _ => {}
+        }
+        Ok(report)
+    }
+
+    fn read_file(
+        &self,
+        at: usize,
+        work: &FileWork,
+        share: &FileShare,
+        advance: &(dyn Fn(u64) + Sync),
+    ) -> Result<(FileFindings, CheckReport), Error> {
+        data::read_share(&self.files[at], work, share, &|tensor| self.is_companion(tensor), advance)
     }
 
     /// Compares the index of tensors of a dataset with its files, if it has one. `read` passes the rows of a Parquet

@@ -1,6 +1,6 @@
 //! Checks quantized weights: whether they are recognised, and whether the numbers in their companions are usable.
 
-use super::data::index;
+use super::findings::index;
 use super::report::CheckReport;
 use crate::codec::quantized::{
     CompanionFaults, DequantizeFormula, GlobalScale, QuantizedLayout, QuantizedPart, ScaleGrid, ScaleType,
@@ -14,6 +14,7 @@ use crate::rules::CheckRule;
 use crate::text::quote;
 use crate::threads;
 use std::collections::HashSet;
+use std::ops::Range;
 
 /// Maximum number of bytes that are read at a time. A multiple of the size of any scale.
 const AT_ONCE: u64 = 1 << 20;
@@ -62,11 +63,14 @@ pub(super) fn is_companion(model: &Model, tensor: &HeaderTensor) -> bool {
     owner.is_some_and(|(id, weight)| QuantizedPart::ALL.iter().any(|part| weight.part(*part) == Some(id.index())))
 }
 
-/// Number of bytes that [`read_companion`] processes.
-pub(super) fn bytes_to_read(model: &Model) -> u64 {
-    let zeros = symmetric_zeros(model).map(|(_, zeros)| zeros);
-    let all = checked(model).map(|companion| companion.tensor).chain(zeros);
-    all.map(|tensor| model.tensor(tensor).info.nbytes).fold(0, u64::saturating_add)
+/// The sizes of the companions that [`read_companion`] processes, in bytes.
+pub(super) fn companion_lens(model: &Model) -> Vec<u64> {
+    checked(model).map(|companion| model.tensor(companion.tensor).info.nbytes).collect()
+}
+
+/// The sizes of the tensors that [`read_zero_points`] processes, in bytes.
+pub(super) fn zero_point_lens(model: &Model) -> Vec<u64> {
+    symmetric_zeros(model).map(|(_, zeros)| model.tensor(zeros).info.nbytes).collect()
 }
 
 /// A companion whose numbers are checked.
@@ -109,15 +113,15 @@ fn companion_number(layout: &QuantizedLayout, part: QuantizedPart) -> Option<Sca
     }
 }
 
-/// Reads the companions of quantized weights and reports numbers that make values wrong. `names` are the names of the
-/// files in messages.
+/// Reads some of the companions of quantized weights and reports numbers that make values wrong. `names` are the names
+/// of the files in messages.
 pub(super) fn read_companion(
-    model: &Model,
-    names: &[String],
+    (model, names): (&Model, &[String]),
+    some: &Range<usize>,
     report: &mut CheckReport,
     advance: &(dyn Fn(u64) + Sync),
 ) -> Result<(), Error> {
-    let all: Vec<CheckedCompanion> = checked(model).collect();
+    let all: Vec<CheckedCompanion> = checked(model).take(some.end).skip(some.start).collect();
     for some in all.chunks(TENSORS_AT_ONCE) {
         let found = threads::map_parallel(some.len(), |at| faults(model, &some[at], advance));
         for (companion, faults) in some.iter().zip(found) {
@@ -161,15 +165,16 @@ fn symmetric_zeros(model: &Model) -> impl Iterator<Item = (&QuantizedWeight, Ten
     weights.filter_map(|weight| Some((weight, TensorId::new(weight.symmetric_zeros()?))))
 }
 
-/// Reads the zero points of weights that are symmetric by the configuration, and reports those that are not in the
-/// middle of the codes. `names` are the names of the files in messages.
+/// Reads some of the zero points of weights that are symmetric by the configuration, and reports those that are not in
+/// the middle of the codes. `names` are the names of the files in messages.
 pub(super) fn read_zero_points(
-    model: &Model,
-    names: &[String],
+    (model, names): (&Model, &[String]),
+    some: &Range<usize>,
     report: &mut CheckReport,
     advance: &(dyn Fn(u64) + Sync),
 ) -> Result<(), Error> {
-    let all: Vec<(&QuantizedWeight, TensorId)> = symmetric_zeros(model).collect();
+    let all = symmetric_zeros(model).take(some.end).skip(some.start);
+    let all: Vec<(&QuantizedWeight, TensorId)> = all.collect();
     for some in all.chunks(TENSORS_AT_ONCE) {
         let found = threads::map_parallel(some.len(), |at| zero_point_faults(model, some[at], advance));
         for ((weight, zeros), faults) in some.iter().zip(found) {

@@ -1,13 +1,13 @@
 //! The report of the findings of `check`.
 
 use crate::rules::{CheckRule, Severity};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Maximum number of findings of one rule that are kept. Further ones are only counted.
 const KEPT: u64 = 1000;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckFinding {
     pub severity: Severity,
     pub rule: CheckRule,
@@ -17,7 +17,7 @@ pub struct CheckFinding {
     pub message: String,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CheckReport {
     findings: Vec<CheckFinding>,
     counts: BTreeMap<CheckRule, u64>,
@@ -55,7 +55,7 @@ impl CheckReport {
     /// Counts a finding, and keeps it unless there are too many of the rule.
     fn add_kept(&mut self, rule: CheckRule, finding: impl FnOnce() -> CheckFinding) {
         let count = self.counts.entry(rule).or_default();
-        *count += 1;
+        *count = count.saturating_add(1);
         if *count <= KEPT {
             self.findings.push(finding());
         }
@@ -79,11 +79,12 @@ impl CheckReport {
         }
         for (rule, count) in other.counts {
             // The kept findings were counted above.
-            *self.counts.entry(rule).or_default() += count.saturating_sub(KEPT);
+            let counted = self.counts.entry(rule).or_default();
+            *counted = counted.saturating_add(count.saturating_sub(KEPT));
         }
-        self.files += other.files;
-        self.unsearched += other.unsearched;
-        self.tensors += other.tensors;
+        self.files = self.files.saturating_add(other.files);
+        self.unsearched = self.unsearched.saturating_add(other.unsearched);
+        self.tensors = self.tensors.saturating_add(other.tensors);
         self.nbytes = self.nbytes.saturating_add(other.nbytes);
         self.alignment = self.alignment.into_iter().chain(other.alignment).min();
         self.verified.extend(other.verified);
@@ -101,6 +102,9 @@ impl CheckReport {
     }
 
     pub fn total(&self, severity: Severity) -> u64 {
-        self.counts.iter().filter(|(rule, _)| rule.severity() == severity).map(|(_, count)| count).sum()
+        self.counts
+            .iter()
+            .filter(|(rule, _)| rule.severity() == severity)
+            .fold(0, |sum: u64, (_, count)| sum.saturating_add(*count))
     }
 }
