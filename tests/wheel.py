@@ -519,6 +519,42 @@ class ServedWeightsTest(WeightsTest):
             # A small part of a large range does not keep the range in memory.
             self.assertEqual(array[:, 0].strides, (4,))
 
+    def test_large_reads_come_from_the_file_itself(self) -> None:
+        rows = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024)
+        safetensors.numpy.save_file({"first": rows[:1], "rows": rows}, "rows.safetensors")
+        np.savez("columns.npz", columns=np.asfortranarray(rows), rows=rows)
+
+        def direct(array: Any, first: int) -> int:
+            """Reads the rows from `first` on. Returns how many bytes were read from the file itself."""
+            with mock.patch.object(os, "preadv", wraps=os.preadv) as read:
+                np.testing.assert_array_equal(array[first:], rows[first:], strict=True)
+            return sum(len(call.args[1][0]) for call in read.call_args_list)
+
+        with self.open("rows.safetensors") as weights, self.open("columns.npz") as others:
+            self.assertEqual(direct(weights["rows"], 10), 1014 * 4096)
+            # What is small, and what is gathered or decoded, comes from the server.
+            self.assertEqual(direct(weights["rows"], 1000), 0)
+            self.assertEqual(direct(others["columns"], 0), 0)
+            self.assertEqual(direct(others["rows"], 0), rows.nbytes)
+            # Another file at the path, or another version of the file, is not read.
+            array = weights["rows"]
+            os.chmod("rows.safetensors", 0o640)
+            self.assertEqual(direct(array, 10), 0)
+            os.rename("rows.safetensors", "moved.safetensors")
+            self.assertEqual(direct(array, 10), 0)
+            safetensors.numpy.save_file({"first": rows[:1], "rows": rows + 1}, "rows.safetensors")
+            self.assertEqual(direct(array, 10), 0)
+
+        with self.open("columns.npz") as others:
+            array, read_file = others["rows"], os.preadv
+
+            def read_and_change(*arguments: Any) -> int:
+                os.utime("columns.npz", (0, 0))
+                return read_file(*arguments)
+
+            with mock.patch.object(os, "preadv", read_and_change), self.assertRaisesRegex(OSError, "since it was opened"):
+                array[10:]
+
     def test_source_that_has_changed_gives_an_error(self) -> None:
         with self.open("model.safetensors") as weights:
             array = weights["layers.0.weight"]

@@ -24,7 +24,7 @@ pub use request::{Error, ReadRequest, ResultId, WaitFor, WaitResource, reserve, 
 pub use segment::{DecodedData, GeneratedBytes, Segment, SegmentSeries, TakeSegment};
 pub use strided::{ArrayPlace, StridedData, StridedLayout};
 
-use crate::source::Bytes;
+use crate::source::{Bytes, Source};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
@@ -75,6 +75,19 @@ impl Content {
         self.plan(range).copy(request, out)
     }
 
+    /// The longest run of bytes of a source that the file has as they are: where it begins in the file, the source, and
+    /// the range there.
+    pub fn longest_run(&self) -> Option<(u64, &dyn Source, Range<u64>)> {
+        let mut end = 0;
+        let runs = self.segments.iter().filter_map(|segment| {
+            let begin = end;
+            end += segment.len();
+            let (source, range) = segment.run()?;
+            Some((begin, source, range))
+        });
+        runs.max_by_key(|(_, _, range)| range.end - range.start)
+    }
+
     /// The segments that overlap `range`, each with the overlapping part in bytes from the start of the segment.
     fn parts(&self, range: &Range<u64>) -> impl Iterator<Item = (&Segment, Range<u64>)> {
         let (start, end) = (range.start, range.end);
@@ -97,7 +110,7 @@ impl From<Segment> for Content {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::{self, MemorySource, Source, SourceInfo};
+    use crate::source::{self, MemorySource, SourceInfo};
     use proptest::prelude::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -361,6 +374,26 @@ mod tests {
         assert!(matches!(read(6..62), Ok(Bytes::Shared(_, range)) if range == (8..64)));
         assert!(matches!(read(6..106), Ok(Bytes::Shared(_, range)) if range == (8..64)));
         assert!(matches!(read(5..7), Ok(Bytes::Owned(bytes)) if bytes == b"r\x01"));
+    }
+
+    #[test]
+    fn longest_run_is_that_of_the_data() {
+        let source = memory(vec![1; 64]);
+        let runs: Arc<[SourceRun]> =
+            [(0, 4), (20, 9)].map(|(start, offset)| SourceRun { start, source: 0, offset }).into();
+        let extents = |part| Segment::Extents(Extents { sources: [source.clone()].into(), runs: runs.clone(), part });
+        let header = || Segment::Literal(b"header"[..].into());
+        for (data, expected) in [
+            (Segment::extent(&source, 8..64), Some((6, 8..64))),
+            (extents(2..19), Some((6, 6..23))),
+            (extents(20..30), Some((6, 9..19))),
+            (extents(2..21), None),
+        ] {
+            let npy = Content::new([header(), data, Segment::extent(&source, 0..1), header()]);
+            let found = npy.longest_run().map(|(begin, _, range)| (begin, range));
+            assert_eq!(found, expected.or(Some((6 + 19, 0..1))));
+        }
+        assert!(Content::new([header()]).longest_run().is_none());
     }
 
     #[test]

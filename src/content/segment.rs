@@ -129,6 +129,15 @@ impl Segment {
         }
     }
 
+    /// The source and the range there, if all bytes are one run.
+    pub(super) fn run(&self) -> Option<(&dyn Source, Range<u64>)> {
+        match self {
+            Self::Extent(extent) => Some((&*extent.source, extent.range.clone())),
+            Self::Extents(extents) => extents.run(&(0..extents.len())),
+            _ => None,
+        }
+    }
+
     /// The bytes of `part` without a copy. `None` if they have to be gathered or made.
     pub(super) fn shared(&self, part: &Range<u64>) -> Option<Result<Bytes, Error>> {
         let (source, range) = match self {

@@ -80,6 +80,7 @@ pub fn run_server(
         ServedClients::Listener(listener) => listener.local_addr()?.port(),
         ServedClients::Passed(_) => 0,
     };
+    let tells_places = matches!(clients, ServedClients::Passed(_));
     let threads = crate::threads::cores().min(4);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
@@ -90,7 +91,8 @@ pub fn run_server(
     let done = runtime.block_on(async {
         let work = Arc::new(SiteWork::new(superblock, memory));
         let (name, version) = (name.into(), version.to_owned());
-        let site = Arc::new(FileSite { work, name, version, access, port, looking_up: Default::default() });
+        let site =
+            Arc::new(FileSite { work, name, version, access, port, tells_places, looking_up: Default::default() });
         let connections = Arc::new(OpenConnections::default());
         let accepting = match clients {
             ServedClients::Listener(listener) => {

@@ -19,14 +19,16 @@ use hyper::header::{
 use hyper::http::response::Builder;
 use hyper::{Method, Request, Response, StatusCode, Version};
 use sha2::{Digest, Sha256};
+use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 enum SitePath {
     /// The path of a directory without the slash at its end.
     Moved,
     Page(String),
-    /// The entries of a directory as JSON, and what identifies the version of the source.
-    Entries(String, Option<String>),
+    /// The entries of a directory or the place of a file as JSON, and what identifies the version of the source.
+    Json(String, Option<String>),
     File(Box<Content>, Attr, Option<String>),
     /// A link to a file that is not a model. It may lie anywhere, and the server may have more rights than the client.
     Link,
@@ -42,6 +44,9 @@ const JSON: &str = "application/json";
 /// The query parameter that asks for the entries of a directory instead of its page. Its value is `json`.
 const ENTRIES: &str = "entries";
 
+/// The query parameter that asks for the place of a file instead of its bytes. Its value is `json`.
+const PLACE: &str = "place";
+
 /// A file system with its pages.
 #[derive(Debug)]
 pub(super) struct FileSite {
@@ -52,6 +57,8 @@ pub(super) struct FileSite {
     pub version: String,
     pub access: ServerAccess,
     pub port: u16,
+    /// Whether clients may ask where files lie on this machine.
+    pub tells_places: bool,
     /// Held while the user of a connection is looked up, so that many connections at once need only one thread.
     pub looking_up: tokio::sync::Mutex<()>,
 }
@@ -102,14 +109,20 @@ impl FileSite {
             return asset.ok_or(not_found("The server has no such part of its pages."));
         }
         let (path, is_dir) = url::components(path).ok_or(not_found("No file can have this path."))?;
-        let asked = PathQuery { site: self.name.clone(), path: path.clone(), is_dir, query: query.clone() };
+        let asked = PathQuery {
+            site: self.name.clone(),
+            path: path.clone(),
+            is_dir,
+            query: query.clone(),
+            tells_places: self.tells_places,
+        };
         let found = self.work.start(asked).await;
         let shown = path.iter().map(|name| String::from_utf8_lossy(name)).collect::<Vec<_>>().join("/");
         match found {
             Ok(SitePath::Page(page)) => Ok(finish(Response::builder(), HTML, page)),
-            Ok(SitePath::Entries(entries, version)) => {
+            Ok(SitePath::Json(text, version)) => {
                 let tagged = version.map(|version| Response::builder().header(ETAG, self.etag(&version)));
-                Ok(finish(tagged.unwrap_or_default(), JSON, entries))
+                Ok(finish(tagged.unwrap_or_default(), JSON, text))
             }
             Ok(SitePath::Moved) => {
                 let query = if query.is_empty() { String::new() } else { format!("?{query}") };
@@ -194,6 +207,7 @@ struct PathQuery {
     path: Vec<Vec<u8>>,
     is_dir: bool,
     query: String,
+    tells_places: bool,
 }
 
 impl SiteOperation for PathQuery {
@@ -213,7 +227,7 @@ impl SiteOperation for PathQuery {
             FileKind::Dir if url::parameter(&self.query, ENTRIES).as_deref() == Some("json") => {
                 // A directory of several models has no version.
                 let version = superblock.version(attr.ino, request).unwrap_or_default();
-                Ok(SitePath::Entries(directory_entries(superblock, attr.ino, request)?, version))
+                Ok(SitePath::Json(directory_entries(superblock, attr.ino, request)?, version))
             }
             FileKind::Dir => {
                 let (site, path, ino, wants) = (&*self.site, &*self.path, attr.ino, request);
@@ -223,6 +237,9 @@ impl SiteOperation for PathQuery {
             FileKind::File if self.is_dir => Err(fs::Error::NotADirectory),
             FileKind::File => {
                 let content = superblock.open(attr.ino, request)?;
+                if self.tells_places && url::parameter(&self.query, PLACE).as_deref() == Some("json") {
+                    return Ok(SitePath::Json(file_place(&content), None));
+                }
                 Ok(SitePath::File(content.into(), attr, superblock.version(attr.ino, request)?))
             }
         }
@@ -256,6 +273,25 @@ fn directory_entries(superblock: &Superblock, directory: Ino, request: &ReadRequ
         lines.push(entry.to_string());
     }
     Ok(format!("[\n{}\n]\n", lines.join(",\n")))
+}
+
+/// The place of most bytes of a file, for clients that read them there: a JSON object, or `null` if they are not in a
+/// file of this machine. The bytes from `begin` on, `length` in number, are those from `offset` of the file at `path`,
+/// as long as that has the same numbers, size, and times in nanoseconds since 1970.
+fn file_place(content: &Content) -> String {
+    let Some((begin, source, range)) = content.longest_run() else { return "null".into() };
+    let (stat, path) = (source.stat(), source.path().and_then(Path::to_str));
+    let mtime =
+        stat.mtime.duration_since(SystemTime::UNIX_EPOCH).ok().and_then(|time| i64::try_from(time.as_nanos()).ok());
+    let ctime = stat.ctime.0.checked_mul(1_000_000_000).and_then(|time| time.checked_add(stat.ctime.1));
+    let (Some(path), Some((device, inode)), Some(mtime), Some(ctime)) = (path, source.id(), mtime, ctime) else {
+        return "null".into();
+    };
+    let place = serde_json::json!({
+        "begin": begin, "length": range.end - range.start, "path": path, "offset": range.start,
+        "device": device, "inode": inode, "size": source.len(), "mtime": mtime, "ctime": ctime,
+    });
+    place.to_string()
 }
 
 fn not_found(text: &'static str) -> FailureAnswer {

@@ -57,11 +57,7 @@ impl FetchedFile {
 
     /// The tensor, or what else lies between two ends, that holds `range`. Empty as long as the header is read.
     fn within(&self, range: &Range<u64>) -> Range<u64> {
-        let Some(ends) = self.info.ends.as_ref().and_then(|ends| ends.get()) else { return 0..0 };
-        let first = ends.partition_point(|end| *end <= range.start);
-        let start = first.checked_sub(1).and_then(|before| ends.get(before)).copied().unwrap_or(0);
-        let after = ends.partition_point(|end| *end < range.end);
-        start..ends.get(after).copied().unwrap_or(self.info.len)
+        self.info.ends.as_ref().and_then(|ends| ends.around(range, self.info.len)).unwrap_or(0..0)
     }
 
     /// Waits until all blocks of `range` are present, and pins them. `None` if all bytes of the file are present.

@@ -4,7 +4,7 @@ use super::error::Error;
 use super::stat::{FileId, SourceStat};
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
 /// Facts that do not change while a source is open.
@@ -20,8 +20,43 @@ pub struct SourceInfo {
     /// Identifies the version of a file that is not on this machine, if every change of it is noticed. The version of a
     /// file of this machine follows from its size, its times and its inode number.
     pub version: Option<[u8; 16]>,
-    /// The ends of tensors, sorted, once they are known. `None` if nothing is read ahead.
-    pub ends: Option<Arc<OnceLock<Box<[u64]>>>>,
+    /// Where read-ahead ends. `None` if nothing is read ahead.
+    pub ends: Option<Arc<ReadAheadEnds>>,
+}
+
+/// The offsets in bytes over which sources do not read ahead: the ends of tensors, once they are known, and those of
+/// the parts that are read.
+#[derive(Debug, Default)]
+pub struct ReadAheadEnds(RwLock<Vec<u64>>);
+
+impl ReadAheadEnds {
+    /// Sets the ends of tensors, unless they are known.
+    pub(super) fn set(&self, ends: impl Iterator<Item = u64>) {
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if known.is_empty() {
+            known.extend(ends);
+            known.sort_unstable();
+            known.dedup();
+        }
+    }
+
+    /// Adds an end, if those of tensors are known.
+    pub(super) fn add(&self, end: u64) {
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let (false, Err(at)) = (known.is_empty(), known.binary_search(&end)) {
+            known.insert(at, end);
+        }
+    }
+
+    /// The last end that is not after `range`, or 0, and the first one that is not before it, or `len`. `None` as long
+    /// as no ends are known.
+    pub(super) fn around(&self, range: &Range<u64>, len: u64) -> Option<Range<u64>> {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let first = known.partition_point(|end| *end <= range.start);
+        let start = first.checked_sub(1).and_then(|before| known.get(before)).copied().unwrap_or(0);
+        let after = known.partition_point(|end| *end < range.end);
+        (!known.is_empty()).then(|| start..known.get(after).copied().unwrap_or(len))
+    }
 }
 
 impl SourceInfo {

@@ -32,7 +32,7 @@ pub use error::{Error, ErrorCause, FetchFailure, RemoteFailure, strerror};
 pub use fetched::{FetchedFile, FetchedOpener, fetched_files_limit, limit_fetched_files};
 pub use file::{MappedFile, limit_open_files};
 pub use filled::{FillProcess, OpenFetched};
-pub use info::{SourceInfo, each_run, indices, span_of_runs};
+pub use info::{ReadAheadEnds, SourceInfo, each_run, indices, span_of_runs};
 pub use local::{
     announce, device_at, exists, is_dir, len_at, list_dir, modified_at, open_beneath, open_local, stat_at, was_always,
 };
@@ -121,11 +121,15 @@ impl dyn Source + '_ {
     /// Sets the offsets in bytes where tensors end. Sources that read ahead do not read over them. The first model that
     /// is opened from a source decides.
     pub fn set_ends(&self, ends: impl Iterator<Item = u64>) {
-        if let Some(cell) = &self.info().ends {
-            let mut ends: Vec<u64> = ends.collect();
-            ends.sort_unstable();
-            ends.dedup();
-            let _ = cell.set(ends.into());
+        if let Some(known) = &self.info().ends {
+            known.set(ends);
+        }
+    }
+
+    /// Ends read-ahead at an offset in bytes too, because nothing after it will be read soon.
+    pub fn end_ahead_at(&self, end: u64) {
+        if let Some(known) = &self.info().ends {
+            known.add(end);
         }
     }
 }
@@ -283,8 +287,14 @@ mod tests {
         let bytes = source.bytes(4 * BLOCK..5 * BLOCK).unwrap();
         assert!(matches!(&bytes, Bytes::Mapped(_)) && bytes.verify(false).is_ok());
         source.prepare(8 * BLOCK..9 * BLOCK, &|| false).unwrap();
-        let expected =
-            [(0..9, 0..0), (4 * BLOCK..5 * BLOCK, 3 * BLOCK..7 * BLOCK), (8 * BLOCK..9 * BLOCK, 7 * BLOCK..len)];
+        source.end_ahead_at(6 * BLOCK);
+        source.prepare(5 * BLOCK..6 * BLOCK, &|| false).unwrap();
+        let expected = [
+            (0..9, 0..0),
+            (4 * BLOCK..5 * BLOCK, 3 * BLOCK..7 * BLOCK),
+            (8 * BLOCK..9 * BLOCK, 7 * BLOCK..len),
+            (5 * BLOCK..6 * BLOCK, 3 * BLOCK..6 * BLOCK),
+        ];
         assert_eq!(asked.lock().unwrap()[..], expected);
     }
 
