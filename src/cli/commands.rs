@@ -525,7 +525,7 @@ pub struct CheckArgs {
     pub json: bool,
 
     /// Do only part I of N of the check, on one of several machines, and print it for weightfs combine; the exit status
-    /// is 0 even if there are findings
+    /// is 0 even if there are findings, and 2 if something cannot be read
     #[arg(long, value_name = "I/N", requires = "values", conflicts_with = "no_data")]
     pub part: Option<WorkPart>,
 }
@@ -970,9 +970,9 @@ Examples:
   weightfs export --dtype bf16 --shard-size 5GB model out --part 1/2 > 1.part
   weightfs combine *.part > out/model.safetensors.index.json       after part 2/2
 
-The output is byte for byte that of the command without --part: stats, sums, check --values or diff --values; for export,
-it is the index of the shards. Parts of different versions of a model, or with other options, are
-refused, and missing ones are named. A part may be given twice.
+The output is byte for byte that of the command without --part: stats, sums, check --values or
+diff --values; for export, it is the index of the shards. Parts of different versions of a model, or
+with other options, are refused, and missing ones are named. A part may be given twice.
 
 Exit status: 0 success, 1 failure, 2 usage error. For parts of check and diff: that of the command
 without --part.";

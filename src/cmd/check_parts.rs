@@ -27,7 +27,7 @@ pub(super) fn write_share(
     let progress = ProgressLine::new(CHECKING, plan.bytes_to_read(part));
     let found = check.read_part(&plan, part, &|bytes| progress.add(bytes))?;
     drop(progress);
-    Ok(found.iter().try_for_each(|units| parts.write_tensor(units, out)).map(|()| 0))
+    Ok(found.iter().try_for_each(|units| parts.write_item(units, out)).map(|()| 0))
 }
 
 /// Prints what one process without `--part` prints, and returns the exit code. If `is_failed`, a process could not read
@@ -43,7 +43,9 @@ pub(super) fn print_joined(
         found.sort_by_key(|found| found.units);
         if are_gapless(found.iter().map(|found| found.units), model.items as u64) {
             reports.push((model.source, join_units(found)));
-        } else if !is_failed {
+        } else if is_failed {
+            out.complain(&format!("{}: left out, because a part of it is missing", model.source))?;
+        } else {
             bail!("{}: the parts do not fit together", model.source);
         }
     }

@@ -50,10 +50,8 @@ fn join_diff(
     format: DiffFormat,
     lone: Option<LoneModels>,
 ) -> anyhow::Result<ExitCode> {
-    print_report(|out| {
-        let models = join_parts(first, others)?.models;
-        diff_parts::render_joined(models, format, lone, out)
-    })
+    let models = join_parts(first, others)?.models;
+    print_report(|out| diff_parts::render_joined(models, format, lone, out))
 }
 
 /// Prints the findings that all parts have together.

@@ -53,7 +53,7 @@ pub(super) fn write_share(
                 CountedPiece::Part(state) => PartCounted::Part(state),
             },
         };
-        parts.write_tensor(tensor, out)
+        parts.write_item(tensor, out)
     })?;
     Ok(counted.model.verify()?)
 }

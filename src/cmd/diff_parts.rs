@@ -69,7 +69,7 @@ pub(super) fn write_share(
     let model = PartModel::of_models(outline.sources(), &[values.a, values.b], values.partners.pairs.len() + 1);
     let part = parts.begin_model(model, out)?;
     if part.number == 1 {
-        parts.write_tensor(ComparedLine::Outline(Box::new(OutlineLine { path, outline })), out)?;
+        parts.write_item(ComparedLine::Outline(Box::new(OutlineLine { path, outline })), out)?;
     }
     for (PairPiece { pair, range, len, .. }, found) in values.compare(part)? {
         let tensor = PairedTensor::new(values.a, values.b, values.partners.pairs[pair]);
@@ -79,7 +79,7 @@ pub(super) fn write_share(
             PieceFinding::Compared(found) => LineFinding::Compared(found.iter().map(DeviationState::of).collect()),
         };
         let piece = PieceLine { index: pair, tensor, range: (range.start, range.end), len, found };
-        parts.write_tensor(ComparedLine::Piece(Box::new(piece)), out)?;
+        parts.write_item(ComparedLine::Piece(Box::new(piece)), out)?;
     }
     Ok(())
 }

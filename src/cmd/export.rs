@@ -146,7 +146,7 @@ impl ExportJob<'_> {
             let output = self.fill(output, &contents[at], &progress)?;
             model.verify()?;
             self.finish(output, &progress)?;
-            parts.write_tensor(PartShard { index: at, shard: shards.indexed(model, at) }, out)?;
+            parts.write_item(PartShard { index: at, shard: shards.indexed(model, at) }, out)?;
         }
         parts.end(false, out)
     }

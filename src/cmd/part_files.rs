@@ -1,7 +1,7 @@
 //! Parts of what a command prints (`--part`), which `weightfs combine` joins.
 //!
-//! A part is text: a line of JSON for what was asked, one for each model, one for each tensor or piece of a tensor, and
-//! one that ends the part.
+//! A part is text: a line of JSON for what was asked, one for each model, one for each item of the work on it (such as
+//! a tensor or a piece of one), and one that ends the part.
 
 use super::check_report::CheckPrinter;
 use super::counted::{StatsFormat, UncountedTensor};
@@ -23,13 +23,13 @@ use weightfs::text::{first_of, printable};
 use weightfs::units::plural;
 use weightfs::view::ValueConversion;
 
-/// A line of a part. `T` is what the command prints for a tensor.
+/// A line of a part. `T` is what the command prints for an item.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum PartLine<T> {
     Head(PartHead),
     Model(PartModel),
-    Tensor(T),
+    Item(T),
     End(PartEnd),
 }
 
@@ -80,7 +80,7 @@ pub(super) struct PartModel {
     versions: Vec<Option<String>>,
     /// Hash of the metadata, and of the names, dtypes and shapes of all tensors: models without versions differ by it.
     structures: Vec<String>,
-    /// The number of lines that all parts have together, each counted once: of tensors, or of files.
+    /// The number of items that all parts have together, each counted once: tensors, files, or units of a check.
     pub items: usize,
     /// The tensors that the command leaves out.
     pub others: Vec<UncountedTensor>,
@@ -112,8 +112,8 @@ impl PartWriter {
         Ok(WorkPart { number, count })
     }
 
-    pub fn write_tensor(&mut self, tensor: impl Serialize, out: &mut StandardOutput) -> anyhow::Result<()> {
-        self.write(&PartLine::Tensor(tensor), out)
+    pub fn write_item(&mut self, item: impl Serialize, out: &mut StandardOutput) -> anyhow::Result<()> {
+        self.write(&PartLine::Item(item), out)
     }
 
     pub fn end(mut self, failed: bool, out: &mut StandardOutput) -> anyhow::Result<()> {
@@ -185,7 +185,7 @@ impl PartReader {
                 }
                 (Err(error), _) => bail!("{name}: line {number}: {error}"),
                 (Ok(PartLine::Model(model)), _) => models.push((model, Vec::new())),
-                (Ok(PartLine::Tensor(tensor)), Some((_, tensors))) => tensors.push(tensor),
+                (Ok(PartLine::Item(item)), Some((_, items))) => items.push(item),
                 (Ok(PartLine::End(PartEnd { lines, failed })), _) if lines == number - 1 => {
                     return Ok(ReadPart { path, head, models, failed });
                 }
@@ -295,7 +295,7 @@ impl PartModel {
         Self { source, versions, structures: vec![structure], items, others: Vec::new() }
     }
 
-    /// Fails unless the parts have each line of the model once. `indices` are sorted.
+    /// Fails unless the parts have each item of the model once. `indices` are sorted.
     pub fn check_whole(&self, indices: impl Iterator<Item = usize>) -> anyhow::Result<()> {
         let (mut found, mut all) = (0, 0);
         for index in indices {
@@ -303,7 +303,7 @@ impl PartModel {
             all += 1;
         }
         if found != self.items || all != self.items {
-            bail!("{}: the parts have {found} of {} in a row", self.source, plural(self.items as u64, "line"));
+            bail!("{}: the parts do not have each of {} once", self.source, plural(self.items as u64, "item"));
         }
         Ok(())
     }

@@ -144,7 +144,7 @@ impl SumsPrinter<'_> {
             progress.suspend(|| {
                 for sum in sums {
                     match &mut self.parts {
-                        Some(parts) => parts.write_tensor(sum?, out)?,
+                        Some(parts) => parts.write_item(sum?, out)?,
                         None => sum?.print(out)?,
                     }
                 }

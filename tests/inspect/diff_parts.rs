@@ -114,6 +114,7 @@ fn parts_of_other_comparisons_are_refused() {
             "1.part is a part of 3, but cut is a part of 4",
         ),
         ("weightfs stats a --part 2/3 > cut; weightfs combine 1.part cut".into(), "different options"),
+        ("weightfs combine 1.part lost".into(), "weightfs: lost: No such file or directory"),
         ("head -n -1 2.part > cut; weightfs combine 1.part cut 3.part".into(), "cut: not a whole part"),
         ("sed s/large/moved/ 2.part > cut; weightfs combine 1.part cut 3.part".into(), "do not fit together"),
         (

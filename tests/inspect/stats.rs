@@ -201,7 +201,7 @@ fn parts_share_the_bytes_of_a_model() {
         let text = std::fs::read_to_string(room.path(&format!("{part}.part"))).unwrap();
         let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         let ranges =
-            lines.filter_map(|line| Some((line["tensor"]["range"][0].as_u64()?, line["tensor"]["range"][1].as_u64()?)));
+            lines.filter_map(|line| Some((line["item"]["range"][0].as_u64()?, line["item"]["range"][1].as_u64()?)));
         ranges.map(|(start, end)| end - start).sum()
     };
     let total: u64 = (1..=4).map(bytes).sum();

@@ -58,7 +58,7 @@ fn parts_make_what_one_run_prints() {
         }
     }
     // Each tensor is in one part.
-    let lines = room.ok("cat *.part | grep -c '{\"tensor\"'");
+    let lines = room.ok("cat *.part | grep -c '{\"item\"'");
     assert_eq!(lines.trim(), "1");
 }
 
@@ -74,7 +74,7 @@ fn parts_that_do_not_fit_are_refused() {
         (
             "sed 's/\"index\":0/\"index\":6/' 1.part > cut1; sed 's/\"index\":0/\"index\":6/' 2.part > cut2
             sed 's/\"index\":0/\"index\":6/' 3.part > cut3; weightfs combine cut1 cut2 cut3",
-            "a.safetensors: the parts have 0 of 6 lines in a row",
+            "a.safetensors: the parts do not have each of 6 items once",
         ),
         (
             "sed -E 's/\"sha256\":\"./\"sha256\":\"\\\\n/' 1.part > cut; weightfs combine cut 2.part 3.part",
@@ -89,9 +89,9 @@ fn parts_that_do_not_fit_are_refused() {
             "1.part and cut are part 1/3 with different contents",
         ),
         (
-            "awk '/\"tensor\"/ && !twice {print; twice = 1} {print}' 1.part | sed -E 's/(\"lines\":)[0-9]+/\\17/' > cut
+            "awk '/\"item\"/ && !twice {print; twice = 1} {print}' 1.part | sed -E 's/(\"lines\":)[0-9]+/\\17/' > cut
             sed -i \"s/\\\"lines\\\":7/\\\"lines\\\":$(($(wc -l < cut) - 1))/\" cut; weightfs combine cut 2.part 3.part",
-            "in a row",
+            "do not have each of",
         ),
         (
             "sed 's/\"weightfs\":\"[0-9.]*/\"weightfs\":\"0.0.9/' 2.part > cut; weightfs combine 1.part cut 3.part",

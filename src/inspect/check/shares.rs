@@ -125,10 +125,12 @@ pub fn join_units(all: impl IntoIterator<Item = CheckedUnits>) -> CheckReport {
     report
 }
 
-/// Hash of the names, dtypes, shapes and places of all tensors.
+/// Hash of what the findings depend on besides the data: the names of the files in findings, the sums that they must
+/// have, the metadata, and the names, dtypes, shapes and places of all tensors.
 pub(super) fn structure_of(files: &[CheckedFile]) -> String {
     let mut hasher = Sha256::new();
     for file in files {
+        hasher.update(format!("{:?}\n", (&file.name, &file.stated, &file.sums, &file.header.metadata)));
         for tensor in file.header.tensors() {
             hasher.update(format!("{:?}\n", (tensor.name, tensor.dtype.name(), tensor.shape, &tensor.range)));
         }
