@@ -1,7 +1,9 @@
 //! Target `pytorch`: whatever the bytes of a file are, the parser of PyTorch checkpoints returns a header or an error.
-//! The tensors of a sound file lie in the file, and the lenient parser finds the same ones.
+//! The tensors of a sound file lie in the file, and the lenient parser finds the same ones. An input that begins with
+//! byte 1 is the description of a distributed checkpoint.
 
 use std::collections::HashSet;
+use weightfs::format::pytorch::CheckpointIndex;
 use weightfs::format::{Error, Header, HeaderInput, MissingRange, ParseMode, lint_header, parse_header, pytorch};
 
 pub fn run(bytes: &[u8]) -> bool {
@@ -12,6 +14,7 @@ pub fn run(bytes: &[u8]) -> bool {
             made = archive(pickle);
             &made
         }
+        Some((1, metadata)) => return run_metadata(metadata),
         _ => bytes,
     };
     let Ok(strict) = read(bytes, ParseMode::Strict) else {
@@ -28,6 +31,20 @@ pub fn run(bytes: &[u8]) -> bool {
         input.add(range.start, bytes[range.start as usize..range.end as usize].to_vec());
     }
     strict.format == pytorch::NAME
+}
+
+/// Reads the file `.metadata` of a distributed checkpoint, and checks that all parts can be looked up.
+fn run_metadata(bytes: &[u8]) -> bool {
+    let Ok(index) = CheckpointIndex::parse(bytes) else { return false };
+    for tensor in &index.tensors {
+        for number in index.part_numbers(tensor) {
+            let part = index.part(number);
+            let bounds = index.bounds(tensor, part);
+            assert!(bounds.offsets.len() == index.shape(tensor).len() && !bounds.shape.contains(&0));
+            assert!(part.place.is_none_or(|place| !index.files[place.file as usize].contains('/')));
+        }
+    }
+    true
 }
 
 /// An archive with this pickle and a storage of 64 bytes.

@@ -43,7 +43,7 @@ pub enum BoxFault {
 type Area = SmallVec<[Range<u64>; 4]>;
 
 /// Checks that boxes cover each element of an array with this shape once. No box may be empty.
-pub(super) fn check_cover(shape: &[u64], boxes: &[ArrayBox]) -> Result<(), BoxFault> {
+pub fn check_cover(shape: &[u64], boxes: &[ArrayBox]) -> Result<(), BoxFault> {
     for one in boxes {
         let ranks = [one.offsets.len(), one.shape.len(), one.strides.len()];
         if let Some(found) = ranks.into_iter().find(|rank| *rank != shape.len()) {

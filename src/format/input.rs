@@ -10,6 +10,8 @@ pub struct HeaderInput {
     len: u64,
     /// In the order of their starts and of their ends: none lies inside another one.
     pieces: Vec<InputPiece>,
+    /// The most bytes at the end that a parser asks for at first.
+    tail: u64,
     /// What a parser has found, kept because the parser starts again when it needs more bytes.
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
@@ -28,7 +30,12 @@ pub struct MissingRange(pub Range<u64>);
 impl HeaderInput {
     /// The input for a file of `len` bytes, still without any part.
     pub fn new(len: u64) -> Self {
-        Self { len, pieces: Vec::new(), kept: OnceLock::new() }
+        Self { len, pieces: Vec::new(), tail: u64::MAX, kept: OnceLock::new() }
+    }
+
+    /// The input for one of many small files, of which parsers at first ask for at most `tail` bytes at the end.
+    pub fn with_tail(len: u64, tail: u64) -> Self {
+        Self { tail, ..Self::new(len) }
     }
 
     /// The input for a file of `len` bytes that begins with `prefix`.
@@ -44,6 +51,10 @@ impl HeaderInput {
 
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    pub(super) fn tail(&self) -> u64 {
+        self.tail
     }
 
     pub fn held(&self) -> u64 {

@@ -49,9 +49,8 @@ const LOCAL_CHECKS_MAX: usize = 500;
 
 const MAX_32: u64 = u32::MAX as u64;
 
-const SEVERAL: &str = "several zip archives one after the other, as in the .distcp files of torch.distributed.checkpoint \
-                       (convert them with `python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIRECTORY \
-                       FILE`)";
+const SEVERAL: &str = "several zip archives one after the other, as in the .distcp files of a distributed checkpoint (name \
+                       the directory with its file .metadata instead)";
 
 /// The entries of an archive, in the order of the directory.
 #[derive(Debug)]
@@ -447,20 +446,28 @@ struct DirectoryPlace {
     own_start: Option<u64>,
 }
 
-fn find_directory(input: &HeaderInput) -> Result<DirectoryPlace, Error> {
-    let len = input.len();
-    let tail_start = len.saturating_sub(TAIL);
-    let tail = input.get(tail_start..len)?;
+/// Where the last end record begins, if it lies in the last `size` bytes.
+fn find_end(input: &HeaderInput, size: u64) -> Result<Option<u64>, Error> {
+    let tail_start = input.len().saturating_sub(size.min(TAIL));
+    let tail = input.get(tail_start..input.len())?;
     // The last one counts, as in torch and Python, whatever the length of its comment is. A reader that takes another
     // one sees another archive.
     let mut starts = (0..(tail.len() + 1).saturating_sub(END as usize)).rev();
-    let Some(at) = starts.find(|at| tail[*at..].starts_with(b"PK\x05\x06")) else {
+    Ok(starts.find(|at| tail[*at..].starts_with(b"PK\x05\x06")).map(|at| tail_start + at as u64))
+}
+
+fn find_directory(input: &HeaderInput) -> Result<DirectoryPlace, Error> {
+    let len = input.len();
+    let found = match find_end(input, input.tail())? {
+        None if input.tail() < TAIL => find_end(input, TAIL)?,
+        found => found,
+    };
+    let Some(mut end_at) = found else {
         return Err(Error::Broken(format!(
             "no directory in the last {TAIL} bytes of {len}: the file is truncated (did a download stop?)"
         )));
     };
-    let end = &tail[at..];
-    let mut end_at = tail_start + at as u64;
+    let end = input.get(end_at..len)?;
     let comment_end = end_at + END + number_at(end, 20, 2);
     if comment_end != len {
         return Err(Error::Broken(format!(

@@ -11,6 +11,8 @@ use crate::content::DeferredFile;
 use crate::format;
 use crate::name::harmless;
 use crate::source::{self, Error, FileId, ListedEntry, ListedKind, Location};
+use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -50,7 +52,9 @@ pub(super) fn files_beside(model: &Model) -> OtherFiles {
             (listing, owner)
         }
     };
-    listing.entries.retain(|entry| may_be_other(entry) && entry.name != model.main_file().file_name());
+    let parts: HashSet<&OsStr> = model.files.iter().map(|file| file.location.file_name()).collect();
+    let is_part = |entry: &ListedEntry| entry.name == model.main_file().file_name() || parts.contains(&entry.name[..]);
+    listing.entries.retain(|entry| may_be_other(entry) && !is_part(entry));
     listing.entries.sort_by(|a, b| a.name.cmp(&b.name));
     let mut search = FileSearch::new((&dir, Some(listing.id)), owner);
     let folder = search.found.add_folder(0, listing.stat);

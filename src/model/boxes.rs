@@ -27,6 +27,7 @@ impl TensorAssembly {
         boxes.retain(|one| places.insert((one.offsets, one.stored.shape)));
         if let [one] = boxes[..]
             && one.stored.shape == shape
+            && one.offsets.iter().all(|at| *at == 0)
         {
             return Ok(vec![self.stored(one.file, &one.stored)]);
         }
@@ -164,6 +165,8 @@ mod tests {
         let replicas = [part(0, 3, &[], &[]), part(1, 3, &[], &[])];
         assert_eq!(assembly.join_boxes(&[], &replicas).unwrap(), [(0, 3..4)]);
         assert_eq!(assembly.join_boxes(&[0, 4], &[part(0, 3, &[0, 4], &[0, 0])]).unwrap(), []);
+        let outside = assembly.join_boxes(&[4], &[part(0, 0, &[4], &[1])]).unwrap_err();
+        assert!(outside.contains("outside of its shape"), "{outside}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The name of a model from its file name.
 
 use super::assemble::split::SplitName;
-use super::assemble::{dataset, index, pattern_stem};
+use super::assemble::{checkpoint, dataset, index, pattern_stem};
 use super::table::Model;
 use crate::format;
 use crate::source::Location;
@@ -9,11 +9,11 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 /// The name of the model in a file: the file name without the suffix of its format and the number of a split, or the
-/// name of the directory of a dataset.
+/// name of the directory of a dataset or of a distributed checkpoint.
 pub fn model_stem(location: &Location) -> Option<OsString> {
     let name = location.file_name();
     let is_named = |name: &OsStr| !name.is_empty();
-    if name == dataset::MANIFEST {
+    if name == dataset::MANIFEST || checkpoint::is_description(name) {
         return Some(location.parent().file_name().to_owned()).filter(|name| is_named(name));
     }
     if let Some(split) = SplitName::parse(name) {

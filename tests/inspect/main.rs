@@ -5,6 +5,7 @@
 mod cache;
 mod check;
 mod check_parts;
+mod checkpoints;
 mod demo;
 mod diff_parts;
 mod downloads;

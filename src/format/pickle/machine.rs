@@ -10,6 +10,9 @@ use crate::format::input::number_at;
 /// Memory that a pickle may take for each of its bytes, in bytes. A large state dict takes 6.
 const HEAP_PER_BYTE: usize = 8;
 
+/// As [`HEAP_PER_BYTE`], for a pickle of many small objects. Those of a distributed checkpoint take 8.
+const RECORDS_HEAP_PER_BYTE: usize = 12;
+
 /// Memory that every pickle may take in addition, in bytes.
 const HEAP_BASE: usize = 64 << 20;
 
@@ -25,8 +28,8 @@ struct PickleHeap {
 }
 
 impl PickleHeap {
-    fn new(len: usize) -> Self {
-        let max = len.saturating_mul(HEAP_PER_BYTE).saturating_add(HEAP_BASE);
+    fn new(len: usize, per_byte: usize) -> Self {
+        let max = len.saturating_mul(per_byte).saturating_add(HEAP_BASE);
         Self { max, left: max }
     }
 
@@ -74,8 +77,17 @@ struct PickleMachine<'i> {
 
 /// Reads a pickle. Fails with a message.
 pub fn load_pickle(bytes: &[u8]) -> Result<PickleTree<'_>, String> {
+    load_within(bytes, HEAP_PER_BYTE)
+}
+
+/// As [`load_pickle`], for a pickle of many small objects, which takes more memory.
+pub fn load_records(bytes: &[u8]) -> Result<PickleTree<'_>, String> {
+    load_within(bytes, RECORDS_HEAP_PER_BYTE)
+}
+
+fn load_within(bytes: &[u8], heap_per_byte: usize) -> Result<PickleTree<'_>, String> {
     let tree = PickleTree { bytes, ..PickleTree::default() };
-    let (heap, stack) = (PickleHeap::new(bytes.len()), Vec::new());
+    let (heap, stack) = (PickleHeap::new(bytes.len(), heap_per_byte), Vec::new());
     let mut machine = PickleMachine { tree, heap, at: 0, stack, marks: Vec::new(), memo: Vec::new(), stored: 0 };
     loop {
         let at = machine.at;

@@ -4,7 +4,7 @@
 const CALLER: (&str, &str) = ("torch._tensor", "_rebuild_from_type_v2");
 
 /// A place in the pickle, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PickleSpan {
     pub(super) start: u32,
     pub(super) len: u32,
@@ -107,6 +107,47 @@ impl<'i> PickleTree<'i> {
     /// Every global that the pickle names, in the order of their first use.
     pub fn globals(&self) -> impl Iterator<Item = (&'i str, &'i str)> {
         (0..self.globals.len() as u32).filter_map(|at| self.global(PickleValue::Global(at)))
+    }
+
+    /// A global that `is_refused` refuses, by its module and its name, among all values that these values hold.
+    pub fn find_global(
+        &self,
+        values: &[PickleValue],
+        is_refused: impl Fn(&str, &str) -> bool,
+    ) -> Option<(&'i str, &'i str)> {
+        let mut seen = [self.tuples.len(), self.lists.len(), self.dicts.len(), self.objects.len(), self.globals.len()]
+            .map(|len| vec![false; len]);
+        let mut ahead = Vec::new();
+        let mut add = |value: PickleValue, ahead: &mut Vec<PickleValue>| {
+            let (kind, at) = match value {
+                PickleValue::Tuple(at) => (0, at),
+                PickleValue::List(at) => (1, at),
+                PickleValue::Dict(at) => (2, at),
+                PickleValue::Object(at) => (3, at),
+                PickleValue::Global(at) => (4, at),
+                _ => return,
+            };
+            if !std::mem::replace(&mut seen[kind][at as usize], true) {
+                ahead.push(value);
+            }
+        };
+        values.iter().for_each(|value| add(*value, &mut ahead));
+        while let Some(value) = ahead.pop() {
+            if let Some(global) = self.global(value).filter(|(module, name)| is_refused(module, name)) {
+                return Some(global);
+            }
+            self.elements(value).iter().for_each(|one| add(*one, &mut ahead));
+            let object = self.object(value);
+            let items = object.and_then(|object| object.items.as_deref());
+            let pairs = self.items(value).iter().chain(items.iter().flat_map(|items| &items.dict));
+            pairs.flat_map(|(key, value)| [*key, *value]).for_each(|one| add(one, &mut ahead));
+            items.iter().flat_map(|items| &items.list).for_each(|one| add(*one, &mut ahead));
+            object
+                .iter()
+                .flat_map(|object| [object.class, object.args, object.state])
+                .for_each(|one| add(one, &mut ahead));
+        }
+        None
     }
 
     /// Every storage that the pickle refers to, in the order of the pickle.

@@ -5,6 +5,7 @@
 //! called. Source: `torch/serialization.py` and `torch/_weights_only_unpickler.py` of torch 2.15.
 
 mod archive;
+mod dcp;
 mod dtype;
 mod globals;
 mod lint;
@@ -22,10 +23,14 @@ use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
 
 pub use archive::{is_pickle, is_pytorch};
+pub use dcp::{CheckpointIndex, CheckpointPart, CheckpointTensor, ItemPlace, METADATA_MAX, PartBounds};
 pub use lint::{lint_pytorch, pytorch_damage};
 pub use lower::parse_pytorch;
 
 pub const NAME: &str = "pytorch";
+
+/// The format of the files of a distributed checkpoint.
+pub const DISTCP: &str = "distcp";
 
 /// Maximum number of dimensions of a tensor, as in torch.
 const RANK_MAX: usize = 64;
@@ -37,7 +42,7 @@ pub const PICKLE_MAX: u64 = 100 << 20;
 const STATE_DICT: &str = "state_dict";
 
 /// The name of a tensor that has none, because it is the root.
-const UNNAMED: &str = "tensor";
+pub const UNNAMED: &str = "tensor";
 
 /// The fault of a tensor whose name another one has too.
 const DUPLICATE: &str = "a dict on the path to it has the same key twice";

@@ -6,7 +6,7 @@ use crate::format::{
     self, Dtype, DtypeBlock, Header, HeaderInput, HeaderLint, MetadataValue, ParseMode, TensorInfo, numpy, safetensors,
 };
 use crate::inspect::conventions::{self, KOHYA_JSON, MODELSPEC_PREFIX};
-use crate::model::{self, Error};
+use crate::model::{self, Error, ModelFile};
 use crate::rules::CheckRule;
 use crate::source::{self, Location, Source};
 use crate::text::quote;
@@ -65,6 +65,14 @@ impl CheckedFile {
         file.check_tensors(&mut report);
         file.stated = file.check_metadata(&mut report);
         Ok((file, report))
+    }
+
+    /// A file that has no header of its own.
+    pub fn without_header(file: &ModelFile) -> Result<(Self, CheckReport), Error> {
+        let (name, location, source) = (file.location.to_string(), file.location.clone(), file.source.clone());
+        let header = Header::empty(source.len());
+        let file = Self { name, location, source, header, stated: Vec::new(), sums: Vec::new() };
+        Ok((file, CheckReport::of_one_file()))
     }
 
     fn check_header(&self, input: &mut HeaderInput, report: &mut CheckReport) -> Result<(), source::Error> {

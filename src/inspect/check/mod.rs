@@ -13,7 +13,7 @@ mod set;
 mod shares;
 mod sums;
 
-use crate::format::{HeaderTensor, ParseMode};
+use crate::format::{HeaderTensor, ParseMode, pytorch};
 use crate::model::{self, Error, LINKED, Model};
 use crate::parts::WorkPart;
 use crate::source::{self, Location, Source};
@@ -67,9 +67,12 @@ impl ModelCheck {
             },
         };
         let mut files = Vec::new();
-        for result in threads::map_parallel(locations.len(), |at| {
-            CheckedFile::check(if is_set { &locations[at] } else { location }, &locations[at])
-        }) {
+        for result in
+            threads::map_parallel(locations.len(), |at| match model.as_ref().and_then(|model| model.files.get(at)) {
+                Some(file) if is_set && file.header.format == pytorch::DISTCP => CheckedFile::without_header(file),
+                _ => CheckedFile::check(if is_set { &locations[at] } else { location }, &locations[at]),
+            })
+        {
             let (file, found) = result?;
             report.merge(found);
             files.push(file);

@@ -2,7 +2,7 @@
 
 use super::report::CheckReport;
 use super::{dataset, quantized};
-use crate::format::SkippedEntry;
+use crate::format::{SkippedEntry, pytorch};
 use crate::inspect::totals::{TensorBreakdown, TensorTotals};
 use crate::model::{Error, Model, NoteKind, StatedTotals};
 use crate::rules::CheckRule;
@@ -51,8 +51,20 @@ pub(super) fn check_set(
         dataset::check_names(&model, &name, report);
     }
     quantized::check_recognition(&model, &name, model.facts.unopened.is_empty(), report);
+    if model.format() == pytorch::DISTCP {
+        count_assembled(&model, report);
+    }
     let names = model.files.iter().map(|shard| shard.location.clone()).collect();
     Ok((Some(model), names))
+}
+
+/// Counts the tensors of a model whose files have no headers. Their values are not searched.
+fn count_assembled(model: &Model, report: &mut CheckReport) {
+    for id in model.logical().iter() {
+        report.tensors += 1;
+        report.unsearched += 1;
+        report.nbytes = report.nbytes.saturating_add(model.tensor(id).info.nbytes);
+    }
 }
 
 /// Compares the totals of an index with the tensors, and the numbers in the names of shards with the number of shards.

@@ -1,6 +1,7 @@
 //! The ways to make a model. Each is a module that opens files and returns a [`Model`]. Whatever else it knows is data
 //! of the model, so that nothing else asks how a model was made.
 
+pub(super) mod checkpoint;
 pub(super) mod dataset;
 pub(super) mod distributed;
 mod file;
@@ -26,11 +27,16 @@ struct Assembler {
 }
 
 /// The first that claims a location opens it.
-const ASSEMBLERS: [Assembler; 7] = [
+const ASSEMBLERS: [Assembler; 8] = [
     Assembler {
         claims: |location| location.file_name() == dataset::MANIFEST,
         open: dataset::open_dataset,
         files: |location| KnownFiles::with_shards(location, dataset::dataset_shards(location)),
+    },
+    Assembler {
+        claims: |location| checkpoint::is_description(location.file_name()),
+        open: checkpoint::open_checkpoint,
+        files: checkpoint::checkpoint_files,
     },
     Assembler {
         claims: index::is_index,
@@ -56,10 +62,11 @@ const ASSEMBLERS: [Assembler; 7] = [
     Assembler { claims: |_| true, open: file::open_file, files: |location| KnownFiles::with(location, Vec::new()) },
 ];
 
-/// Whether a location is that of the index of a sharded model, the manifest of a dataset, the pattern of the names of
-/// shards, or a split.
+/// Whether a location is that of the index of a sharded model, the manifest of a dataset, the description of a
+/// distributed checkpoint, the pattern of the names of shards, or a split.
 pub fn is_set(location: &Location) -> bool {
     location.file_name() == dataset::MANIFEST
+        || checkpoint::is_description(location.file_name())
         || index::is_index(location)
         || split::SplitName::parse(location.file_name()).is_some()
         || is_pattern(location)

@@ -163,7 +163,7 @@ pub(in crate::model) fn open_shards<R>(
     }
     mismatches.check(location, mode)?;
     if files.is_empty() {
-        mismatches.refuse_nothing(location)?;
+        mismatches.refuse_nothing(location, "shards")?;
     }
     files.sort_by(|a, b| a.1.name.cmp(&b.1.name));
     let mut homes = vec![None; listed.len()];
@@ -213,10 +213,10 @@ impl SetMismatches {
         Err(Error::of_set(location, format!("{}{more}{LENIENT}", first.reason)))
     }
 
-    /// Fails if there is a mismatch: it is the reason why no shard is left.
-    pub fn refuse_nothing(&self, location: &Location) -> Result<(), Error> {
+    /// Fails if there is a mismatch: it is the reason why none of the parts, such as shards, is left.
+    pub fn refuse_nothing(&self, location: &Location, parts: &str) -> Result<(), Error> {
         self.found.listed().first().map_or(Ok(()), |first| {
-            Err(Error::of_set(location, format!("none of its shards can be mounted: {}", first.reason)))
+            Err(Error::of_set(location, format!("none of its {parts} can be mounted: {}", first.reason)))
         })
     }
 

@@ -165,7 +165,7 @@ pub(in crate::model) fn open_splits(location: &Location, mode: ParseMode) -> Res
     audit_keys(count, &shards, &mut mismatches);
     set::keep_one_each(&mut shards, &mut mismatches, &|_, _| false, &mut |_, _, _| {});
     if shards.is_empty() {
-        mismatches.refuse_nothing(location)?;
+        mismatches.refuse_nothing(location, "shards")?;
     }
     let mismatches = mismatches.settle(location, mode)?;
     let (description, metadata) = (plural(shards.len() as u64, "split"), whole_metadata(&shards));

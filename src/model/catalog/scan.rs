@@ -8,7 +8,7 @@ use crate::format::{self, ParseMode};
 use crate::model::access::{NOBODY, needed_for};
 use crate::model::assemble::numbered::NumberedName;
 use crate::model::assemble::split::SplitName;
-use crate::model::assemble::{self, dataset, index, ollama};
+use crate::model::assemble::{self, checkpoint, dataset, index, ollama};
 use crate::model::error::Error;
 use crate::model::ids::{FolderId, ModelId};
 use crate::model::linked::is_below;
@@ -148,6 +148,7 @@ impl CatalogScan {
         if self.depth == DEPTH_MAX {
             return Ok(self.unreadable(format!("{location}: folders are nested too deeply"), parent));
         }
+        let description = checkpoint::description_in(&entries).map(|name| location.join(name));
         entries.retain(|entry| !entry.name.as_bytes().starts_with(b"."));
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         self.count(entries.len())?;
@@ -161,7 +162,7 @@ impl CatalogScan {
         }
         let number = self.folder(location, parent, stat, id.0);
         self.depth += 1;
-        let listed = self.entries(location, number, &entries);
+        let listed = self.entries(location, number, &entries, description.as_ref());
         self.depth -= 1;
         self.fill(number, listed?);
         Ok(FolderItem::Folder(number))
@@ -214,15 +215,21 @@ impl CatalogScan {
         })
     }
 
-    /// The items of the folder that shows the directory at `dir` with these entries, which are sorted.
+    /// The items of the folder that shows the directory at `dir` with these entries, which are sorted. `checkpoint` is
+    /// the description of a distributed checkpoint there.
     fn entries(
         &mut self,
         dir: &Location,
         folder: FolderId,
         entries: &[ListedEntry],
+        checkpoint: Option<&Location>,
     ) -> Result<Vec<NamedItem>, TooMany> {
         let listing = ModelListing::new(entries, self.plain_files(dir, entries), self.json_indices(dir, entries));
         let numbered = self.claim_shards(dir, &listing);
+        if let Some(description) = checkpoint {
+            self.read_shards(dir, description).into_iter().for_each(|part| _ = self.claim(part));
+            self.claim(description.clone());
+        }
         let mut names = FolderNames::new(entries, |entry| listing.is_model(entry) && !listing.is_later_split(entry));
         let mut listed = Vec::new();
         let is_store = ollama::is_store(entries);
@@ -233,11 +240,11 @@ impl CatalogScan {
                 continue;
             }
             let (location, is_dir) = (dir.join(&entry.name), entry.kind == ListedKind::Dir);
-            let is_second = listing.is_second(entry);
-            if format::format_stem(&entry.name).is_some() && !is_dir && !is_second {
+            let is_second = listing.is_second(entry) || checkpoint.is_some() && checkpoint::is_supplement(&entry.name);
+            let is_claimed = self.claimed.contains_key(&location);
+            if (is_claimed || format::format_stem(&entry.name).is_some()) && !is_dir && !is_second {
                 self.add_bytes(entry.len);
             }
-            let is_claimed = self.claimed.contains_key(&location);
             let is_model = listing.is_model(entry) && !is_second;
             if entry.is_link && !is_dir && (is_model || is_claimed) {
                 self.catalog.dirs.add_paths(dir, [&location]);
@@ -262,6 +269,14 @@ impl CatalogScan {
         for NumberedShards { pattern, device } in numbered {
             let item = self.model(dir.join(&pattern), device, folder);
             let name = names.of_model(pattern);
+            listed.push(names.item(name, item));
+        }
+        let has_models = listed.iter().any(|named| matches!(named.item, FolderItem::Model(_)));
+        if let Some(description) = checkpoint.filter(|description| !has_models || checkpoint::is_whole(description)) {
+            self.catalog.dirs.add_paths(dir, [description]);
+            self.catalog.reads.push(description.clone());
+            let item = self.model(description.clone(), source::device_at(description), folder);
+            let name = names.free("model".as_ref());
             listed.push(names.item(name, item));
         }
         if is_store {
