@@ -263,7 +263,8 @@ pub fn most_similar<S: AsRef<str>>(word: &str, others: impl Iterator<Item = S>, 
     rated.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, other)| other)
 }
 
-fn is_missing(path: &Path) -> bool {
+/// Whether nothing has this path, not even a symlink that leads nowhere.
+pub fn is_missing(path: &Path) -> bool {
     path.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 

@@ -297,12 +297,7 @@ impl PartModel {
 
     /// Fails unless the parts have each item of the model once. `indices` are sorted.
     pub fn check_whole(&self, indices: impl Iterator<Item = usize>) -> anyhow::Result<()> {
-        let (mut found, mut all) = (0, 0);
-        for index in indices {
-            found += usize::from(index == all);
-            all += 1;
-        }
-        if found != self.items || all != self.items {
+        if !indices.eq(0..self.items) {
             bail!("{}: the parts do not have each of {} once", self.source, plural(self.items as u64, "item"));
         }
         Ok(())

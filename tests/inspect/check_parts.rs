@@ -106,8 +106,7 @@ fn parts_of_other_checks_are_refused() {
             "1.part and cut are of different versions of cut.safetensors",
         ),
     ] {
-        let said = room.sh(&line);
-        assert!(said.code == 2 && said.out.is_empty() && said.err.contains(error), "{line}: {said:?}");
+        room.fails_with(&line, 2, error);
     }
     // Numbers that no check finds: one line says so, or they are counted as they are.
     for change in [

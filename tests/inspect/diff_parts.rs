@@ -124,8 +124,7 @@ fn parts_of_other_comparisons_are_refused() {
             "1.part and cut are of different versions of a and b",
         ),
     ] {
-        let said = room.sh(&line);
-        assert!(said.code == 2 && said.out.is_empty() && said.err.contains(error), "{line}: {said:?}");
+        room.fails_with(&line, 2, error);
     }
     // Numbers that no comparison has.
     for change in [

@@ -61,6 +61,12 @@ impl Room {
         output.out
     }
 
+    /// Runs a line that must fail with this exit code and message, and print nothing to standard output.
+    pub fn fails_with(&self, line: &str, code: i32, error: &str) {
+        let said = self.sh(line);
+        assert!(said.code == code && said.out.is_empty() && said.err.contains(error), "{line}: {said:?}");
+    }
+
     /// The JSON objects that a line prints.
     pub fn json(&self, line: &str) -> Vec<serde_json::Value> {
         let out = self.sh(line).out;

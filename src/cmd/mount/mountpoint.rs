@@ -1,6 +1,7 @@
 //! The directory on which a model is mounted.
 
 use crate::cli::MountArgs;
+use crate::opening::is_missing;
 use crate::process::daemon_helper::remove_directory;
 use crate::process::mounts;
 use anyhow::{Context, bail};
@@ -25,10 +26,9 @@ impl Mountpoint {
             Some(path) => path.clone(),
             None => default_mountpoint(source)?,
         };
-        let is_missing = wanted.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound);
         if mounts::is_dead(&wanted) {
             dead_mount(&wanted)?;
-        } else if args.mountpoint.is_some() || !is_missing {
+        } else if args.mountpoint.is_some() || !is_missing(&wanted) {
             check_directory(&resolve(&wanted)?, args, source, &wanted)?;
         }
         Ok(wanted)
