@@ -162,7 +162,7 @@ impl<'a> SourceLocator<'a> {
             SourceArg::Path(path) => {
                 // The directory is searched only for what is missing: it may be large or far away.
                 if is_missing(path)
-                    && !model::is_pattern(&path.clone().into())
+                    && !model::is_without_file(&path.clone().into())
                     && let Some(meant) = similar_source(path)
                 {
                     bail!("{}: no such file or directory; did you mean {meant}?", path.display());

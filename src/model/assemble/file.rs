@@ -1,11 +1,13 @@
 //! A model of one file.
 
 use super::split;
-use crate::format::ParseMode;
+use crate::format::{ParseMode, format_stem};
 use crate::model::error::Error;
 use crate::model::header;
 use crate::model::table::{Model, ModelFile, ModelForm};
 use crate::source::{self, Location, Source};
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::sync::Arc;
 
 impl Model {
@@ -35,4 +37,10 @@ pub(super) fn open_file(location: &Location, mode: ParseMode) -> Result<Model, E
     let remark = model.files.first().and_then(|shard| split::remark(&shard.header));
     model.facts.remarks.extend(remark);
     Ok(model)
+}
+
+/// A file name without the suffix of its format, or without any.
+pub(super) fn stem(name: &OsStr) -> Option<OsString> {
+    let stem = format_stem(name).filter(|stem| !stem.is_empty());
+    stem.or_else(|| Path::new(name).file_stem()).map(OsStr::to_owned)
 }

@@ -134,6 +134,11 @@ pub(in crate::model) fn index_stem(name: &OsStr) -> Option<OsString> {
     is_named.then(|| OsString::from_vec([stem, variant].concat()))
 }
 
+/// The name of the model, from the name of an index or of another JSON file; `None` for other file names.
+pub(super) fn stem(name: &OsStr) -> Option<OsString> {
+    index_stem(name).or_else(|| json_stem(name).filter(|stem| !stem.is_empty()))
+}
+
 /// The name of the model, from the name of a JSON file that has a `weight_map`; `None` for other file names.
 pub(in crate::model) fn json_stem(name: &OsStr) -> Option<OsString> {
     let stem = strip_suffix(name, ".json")?;

@@ -24,72 +24,124 @@ struct Assembler {
     open: fn(&Location, ParseMode) -> Result<Model, Error>,
     /// The files of the model at a location, as far as they are known before it is opened.
     files: fn(&Location) -> KnownFiles,
+    /// The name of the model, if the file name of its location is one of this kind. Looks at no file.
+    stem: fn(&Location) -> Option<OsString>,
+    /// The file name of the location of a model without an index, from the name of one of its files.
+    pattern_of: fn(&OsStr) -> Option<OsString>,
+    /// Whether there is a file at the location.
+    is_file: bool,
+    /// Whether the model may have several files that are named by the location.
+    is_set: bool,
 }
 
+/// One file that is a model.
+const FILE: Assembler = Assembler {
+    claims: |_| true,
+    open: file::open_file,
+    files: |location| KnownFiles::with(location, Vec::new()),
+    stem: |location| file::stem(location.file_name()),
+    pattern_of: |_| None,
+    is_file: true,
+    is_set: false,
+};
+
+/// Several files. Each row has at least the first four fields.
+const SET: Assembler = Assembler { is_set: true, ..FILE };
+
 /// The first that claims a location opens it.
-const ASSEMBLERS: [Assembler; 8] = [
+const ASSEMBLERS: &[Assembler] = &[
     Assembler {
         claims: |location| location.file_name() == dataset::MANIFEST,
         open: dataset::open_dataset,
         files: |location| KnownFiles::with_shards(location, dataset::dataset_shards(location)),
+        stem: |location| directory_name(location, location.file_name() == dataset::MANIFEST),
+        ..SET
     },
     Assembler {
         claims: |location| checkpoint::is_description(location.file_name()),
         open: checkpoint::open_checkpoint,
         files: checkpoint::checkpoint_files,
+        stem: |location| directory_name(location, checkpoint::is_description(location.file_name())),
+        ..SET
     },
     Assembler {
         claims: index::is_index,
         open: index::open_index,
         files: |location| KnownFiles::with_shards(location, index::index_shards(location)),
+        stem: |location| index::stem(location.file_name()),
+        ..SET
     },
     Assembler {
         claims: |location| split::SplitName::parse(location.file_name()).is_some(),
         open: split::open_splits,
         files: |location| KnownFiles::with(location, split::other_splits(location).collect()),
+        stem: |location| Some(split::SplitName::parse(location.file_name())?.stem()),
+        ..SET
     },
     Assembler {
         claims: |location| ollama::OllamaManifest::of_layer(location).is_some(),
         open: ollama::open_layer,
         files: ollama::layer_files,
+        stem: |_| None,
+        is_file: false,
+        ..FILE
     },
     Assembler {
         claims: distributed::is_pattern,
         open: distributed::open_distributed,
         files: distributed::pattern_files,
+        stem: |location| distributed::stem_of(location.file_name()),
+        pattern_of: distributed::pattern_of,
+        is_file: false,
+        ..SET
     },
-    Assembler { claims: numbered::is_pattern, open: numbered::open_numbered, files: numbered::pattern_files },
-    Assembler { claims: |_| true, open: file::open_file, files: |location| KnownFiles::with(location, Vec::new()) },
+    Assembler {
+        claims: numbered::is_pattern,
+        open: numbered::open_numbered,
+        files: numbered::pattern_files,
+        stem: |location| numbered::NumberedName::stem_of(location.file_name()),
+        pattern_of: |name| Some(numbered::NumberedName::parse(name)?.pattern()),
+        is_file: false,
+        ..SET
+    },
+    FILE,
 ];
 
-/// Whether a location is that of the index of a sharded model, the manifest of a dataset, the description of a
-/// distributed checkpoint, the pattern of the names of shards, or a split.
+/// The name of the directory that holds a location, if the location names a model that is a directory.
+fn directory_name(location: &Location, is_named: bool) -> Option<OsString> {
+    let name = location.parent().file_name().to_owned();
+    (is_named && !name.is_empty()).then_some(name)
+}
+
+/// Whether a location names several files: it is that of the index of a sharded model, the manifest of a dataset, the
+/// description of a distributed checkpoint, the pattern of the names of shards, or a split.
 pub fn is_set(location: &Location) -> bool {
-    location.file_name() == dataset::MANIFEST
-        || checkpoint::is_description(location.file_name())
-        || index::is_index(location)
-        || split::SplitName::parse(location.file_name()).is_some()
-        || is_pattern(location)
+    assembler(location).is_set
 }
 
-/// Whether a location is no file, but the pattern of the names of the files of a model.
-pub fn is_pattern(location: &Location) -> bool {
-    distributed::is_pattern(location) || numbered::is_pattern(location)
+/// Whether a location names a model although it is not that of a file: it is the pattern of the names of its files, or
+/// a layer of an Ollama manifest.
+pub fn is_without_file(location: &Location) -> bool {
+    !assembler(location).is_file
 }
 
-/// The pattern of the names of the files of a model that has no index, from the name of one of them.
+/// The file name of the location of a model without an index, from the name of one of its files.
 pub(super) fn pattern_of(name: &OsStr) -> Option<OsString> {
-    distributed::pattern_of(name).or_else(|| Some(numbered::NumberedName::parse(name)?.pattern()))
+    ASSEMBLERS.iter().find_map(|assembler| (assembler.pattern_of)(name))
 }
 
-/// The name of a model, from the pattern of the names of its files.
-pub(super) fn pattern_stem(pattern: &OsStr) -> Option<OsString> {
-    distributed::stem_of(pattern).or_else(|| numbered::NumberedName::stem_of(pattern))
+/// The name of the model at a location: the file name without the suffix of its format and the number of a split, or
+/// the name of the directory of a dataset or of a distributed checkpoint. Looks at no file.
+pub fn model_stem(location: &Location) -> Option<OsString> {
+    ASSEMBLERS.iter().find_map(|assembler| (assembler.stem)(location))
+}
+
+pub fn model_name(model: &Model) -> Option<OsString> {
+    model.facts.name.clone().or_else(|| model_stem(&model.location))
 }
 
 fn assembler(location: &Location) -> &'static Assembler {
-    let [others @ .., file] = &ASSEMBLERS;
-    others.iter().find(|assembler| (assembler.claims)(location)).unwrap_or(file)
+    ASSEMBLERS.iter().find(|assembler| (assembler.claims)(location)).unwrap_or(&FILE)
 }
 
 pub(super) fn assemble_model(location: &Location, mode: ParseMode) -> Result<Model, Error> {

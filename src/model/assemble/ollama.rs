@@ -151,8 +151,8 @@ impl OllamaManifest {
 
 /// The path of each model in a mount. It is the short one, unless that leads through another model: then both get their
 /// long paths, which have the same length.
-pub(in crate::model) fn mount_paths(manifests: &[OllamaManifest]) -> Vec<&[OsString]> {
-    let mut paths: Vec<&[OsString]> = manifests.iter().map(OllamaManifest::short_path).collect();
+pub(in crate::model) fn mount_paths<'m>(manifests: &[&'m OllamaManifest]) -> Vec<&'m [OsString]> {
+    let mut paths: Vec<&[OsString]> = manifests.iter().map(|manifest| manifest.short_path()).collect();
     loop {
         let all: HashMap<&[OsString], usize> = paths.iter().zip(0..).map(|(path, at)| (*path, at)).collect();
         let mut clashes = Vec::new();

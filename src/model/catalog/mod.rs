@@ -1,5 +1,8 @@
 //! A directory of several models, none of which is open: its folders, the models in them, and the other files there.
 
+mod build;
+mod claims;
+mod folders;
 mod names;
 mod scan;
 mod store;

@@ -2,7 +2,7 @@
 //! are not UTF-8 are escaped.
 
 use super::{FolderItem, NamedItem};
-use crate::model::stem::model_stem;
+use crate::model::assemble::model_stem;
 use crate::model::unique_names::UsedNames;
 use crate::name::harmless;
 use crate::source::ListedEntry;

@@ -1,17 +1,17 @@
 //! The models of an Ollama store: each manifest becomes a folder, with a model for each layer that holds weights.
 
+use super::build::CatalogBuilder;
 use super::names::FolderNames;
-use super::scan::{CatalogScan, TooMany, listing_fault};
+use super::scan::{DirectoryScan, FoundManifest, ScannedStore};
 use super::{Catalog, FolderItem, NamedItem};
 use crate::format::ParseMode;
 use crate::model::access::{NOBODY, needed_for};
 use crate::model::assemble::ollama::{self, OllamaLayer, OllamaManifest};
 use crate::model::error::Error;
 use crate::model::ids::FolderId;
-use crate::source::{self, FileId, ListedKind, Location, SourceStat};
+use crate::source::{self, FileId, Location, SourceStat};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 impl Catalog {
@@ -22,99 +22,68 @@ impl Catalog {
         let path = manifest.location.path().unwrap_or(Path::new("")).to_owned();
         let absolute = manifest.absolute().and_then(|manifest| Ok((source::stat_at(&manifest.location)?.1, manifest)));
         let (stat, manifest) = absolute.map_err(|error| source::Error::Io { path: path.clone(), error })?;
-        let mut scan = CatalogScan::new(&manifest.store, mode);
-        let added = scan.catalog.dirs.add_base(&manifest.store);
+        let mut scan = DirectoryScan::new();
+        let added = scan.dirs.add_base(&manifest.store);
         added.map_err(|error| source::Error::Io { path, error })?;
+        let manifests = scan.read_manifests(vec![manifest.clone()]);
+        let manifests = manifests.map_err(|too_many| Error::of_set(&manifest.location, too_many))?;
+        let store = ScannedStore { manifests, unreadable: Vec::new() };
+        let mut builder = CatalogBuilder::new(&manifest.store, mode, scan.dirs);
         let device = source::device_at(&manifest.location);
-        let top = scan.folder(&manifest.location, FolderId::new(0), shown_as_folder(stat), device);
-        let listed = scan.manifests(vec![manifest.clone()], top, &mut FolderNames::empty());
-        scan.fill(top, listed.map_err(|too_many| Error::of_set(&manifest.location, too_many))?);
-        Ok(scan.catalog)
+        let top = builder.folder(&manifest.location, FolderId::new(0), shown_as_folder(stat), device);
+        let listed = builder.store(store, top, &mut FolderNames::empty());
+        builder.fill(top, listed);
+        Ok(builder.catalog)
     }
 }
 
-impl CatalogScan {
+impl CatalogBuilder {
     /// The models of an Ollama store, as items of the folder that shows the store.
-    pub fn store(
-        &mut self,
-        store: &Location,
-        folder: FolderId,
-        names: &mut FolderNames,
-    ) -> Result<Vec<NamedItem>, TooMany> {
-        let (mut found, mut listed, mut ahead) = (Vec::new(), Vec::new(), vec![Vec::new()]);
-        while let Some(parts) = ahead.pop() {
-            let dir = parts.iter().fold(store.join(ollama::MANIFESTS), |dir: Location, part: &OsString| dir.join(part));
-            let mut listing = match source::list_dir(&dir) {
-                Ok(listing) => listing,
-                Err(error) => {
-                    let item = self.unreadable(listing_fault(&dir, error), folder);
-                    let name = names.free(dir.file_name());
-                    listed.push(names.item(name, item));
-                    continue;
-                }
-            };
-            self.catalog.dirs.add(&dir, &listing);
-            self.count(listing.entries.len())?;
-            for entry in std::mem::take(&mut listing.entries)
-                .into_iter()
-                .filter(|entry| !entry.name.as_bytes().starts_with(b"."))
-            {
-                let is_dir = entry.kind == ListedKind::Dir;
-                let parts: Vec<OsString> = parts.iter().cloned().chain([entry.name]).collect();
-                match <[OsString; ollama::PARTS]>::try_from(parts) {
-                    Ok(parts) if !is_dir => found.push(OllamaManifest::new(store, parts)),
-                    Err(parts) if is_dir => ahead.push(parts),
-                    // Ollama has no other files there.
-                    Ok(_) | Err(_) => {}
-                }
-            }
+    pub fn store(&mut self, store: ScannedStore, folder: FolderId, names: &mut FolderNames) -> Vec<NamedItem> {
+        let mut listed = Vec::new();
+        for (name, reason) in store.unreadable {
+            let item = self.unreadable(reason, folder);
+            let name = names.free(&name);
+            listed.push(names.item(name, item));
         }
-        listed.extend(self.manifests(found, folder, names)?);
-        Ok(listed)
-    }
-
-    fn manifests(
-        &mut self,
-        found: Vec<OllamaManifest>,
-        folder: FolderId,
-        names: &mut FolderNames,
-    ) -> Result<Vec<NamedItem>, TooMany> {
-        let paths = ollama::mount_paths(&found);
-        let mut sorted: Vec<(&[OsString], &OllamaManifest)> = paths.into_iter().zip(&found).collect();
+        let manifests: Vec<&OllamaManifest> = store.manifests.iter().map(|found| &found.manifest).collect();
+        let mut sorted: Vec<(&[OsString], &FoundManifest)> =
+            ollama::mount_paths(&manifests).into_iter().zip(&store.manifests).collect();
         sorted.sort_by(|a, b| a.0.cmp(b.0));
-        self.arrange(&sorted, 0, folder, names)
+        listed.extend(self.arrange(&sorted, 0, folder, names));
+        listed
     }
 
     /// The items of a folder that shows the paths of these manifests from the component at `depth` on.
     fn arrange(
         &mut self,
-        found: &[(&[OsString], &OllamaManifest)],
+        found: &[(&[OsString], &FoundManifest)],
         depth: usize,
         folder: FolderId,
         names: &mut FolderNames,
-    ) -> Result<Vec<NamedItem>, TooMany> {
+    ) -> Vec<NamedItem> {
         let mut listed = Vec::new();
         for group in found.chunk_by(|a, b| a.0[depth] == b.0[depth]) {
-            let (path, manifest) = group[0];
+            let (path, first) = group[0];
             let name = names.free(&path[depth]);
             let item = if path.len() == depth + 1 {
-                self.tag(manifest, folder)?
+                self.tag(first, folder)
             } else {
                 // A folder may show several directories, of models of the same name in two namespaces.
-                let dirs = group.iter().map(|(path, manifest)| manifest.ancestor(path.len() - depth - 1));
+                let dirs = group.iter().map(|(path, found)| found.manifest.ancestor(path.len() - depth - 1));
                 let dirs: BTreeMap<String, Location> = dirs.map(|dir| (dir.to_string(), dir)).collect();
-                let stats = dirs.values().map(|dir| self.directory_in(&manifest.store, dir));
+                let stats = dirs.values().map(|dir| self.directory_in(&first.manifest.store, dir));
                 let stat = stats.reduce(SourceStat::and).unwrap_or(NOBODY);
                 // The group has at least one manifest.
-                let dir = dirs.into_values().next().unwrap_or_else(|| manifest.location.clone());
+                let dir = dirs.into_values().next().unwrap_or_else(|| first.manifest.location.clone());
                 let inner = self.folder(&dir, folder, stat, source::device_at(&dir));
-                let items = self.arrange(group, depth + 1, inner, &mut FolderNames::empty())?;
+                let items = self.arrange(group, depth + 1, inner, &mut FolderNames::empty());
                 self.fill(inner, items);
                 FolderItem::Folder(inner)
             };
             listed.push(names.item(name, item));
         }
-        Ok(listed)
+        listed
     }
 
     /// The permissions `own` of what was found with a number at `location` in a store, restricted to users who can
@@ -131,16 +100,15 @@ impl CatalogScan {
         needed.map_or(own, |needed| own.and(needed))
     }
 
-    /// As [`CatalogScan::reached`], for a directory.
+    /// As [`CatalogBuilder::reached`], for a directory.
     fn directory_in(&mut self, store: &Location, dir: &Location) -> SourceStat {
         let found = self.catalog.dirs.base(dir).and_then(|base| Ok((base.id(), base.stat()?)));
         found.map_or(NOBODY, |found| self.reached(store, dir, found))
     }
 
-    fn tag(&mut self, manifest: &OllamaManifest, parent: FolderId) -> Result<FolderItem, TooMany> {
+    fn tag(&mut self, FoundManifest { manifest, read }: &FoundManifest, parent: FolderId) -> FolderItem {
         let OllamaManifest { location, store, .. } = manifest;
-        let read = manifest.read();
-        let found = match &read {
+        let found = match read {
             Ok((_, file)) => Ok((file.id, file.stat)),
             // The reason may quote a file that was read before.
             Err(_) => source::stat_at(location).map(|(id, stat)| match source::was_always(location, id) {
@@ -150,7 +118,7 @@ impl CatalogScan {
         };
         let (id, stat) = match found {
             Ok(found) => found,
-            Err(error) => return Ok(self.unreadable(format!("{location}: {}", source::strerror(&error)), parent)),
+            Err(error) => return self.unreadable(format!("{location}: {}", source::strerror(&error)), parent),
         };
         let stat = self.reached(store, location, (id, shown_as_folder(stat)));
         let folder = self.folder(location, parent, stat, source::device_at(location));
@@ -158,9 +126,8 @@ impl CatalogScan {
         let (mut names, mut listed) = (FolderNames::empty(), Vec::new());
         match read {
             Ok((layers, _)) => {
-                self.count(layers.len())?;
                 for layer in layers {
-                    let item = self.layer(manifest, &layer, folder);
+                    let item = self.layer(manifest, layer, folder);
                     let name = names.free(OsStr::new(&layer.name));
                     listed.push(names.item(name, item));
                 }
@@ -173,7 +140,7 @@ impl CatalogScan {
             }
         }
         self.fill(folder, listed);
-        Ok(FolderItem::Folder(folder))
+        FolderItem::Folder(folder)
     }
 
     fn layer(&mut self, manifest: &OllamaManifest, layer: &OllamaLayer, folder: FolderId) -> FolderItem {
@@ -187,7 +154,7 @@ impl CatalogScan {
                     self.catalog.dirs.add_paths(store, [&blob]);
                     self.catalog.reads.push(blob.clone());
                     // Several models may have a layer in common.
-                    if self.claim(blob) {
+                    if self.claimed.insert(blob) {
                         self.add_bytes(len);
                     }
                 }
