@@ -40,6 +40,7 @@ mod races;
 mod readers;
 mod readme;
 mod reads;
+mod recipes;
 mod references;
 #[cfg(feature = "remote")]
 mod remote;

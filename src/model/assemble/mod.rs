@@ -8,6 +8,8 @@ mod file;
 pub(super) mod index;
 pub(super) mod numbered;
 pub(super) mod ollama;
+#[cfg(debug_assertions)]
+mod recipe;
 pub(super) mod set;
 pub(super) mod split;
 
@@ -50,6 +52,14 @@ const SET: Assembler = Assembler { is_set: true, ..FILE };
 
 /// The first that claims a location opens it.
 const ASSEMBLERS: &[Assembler] = &[
+    #[cfg(debug_assertions)]
+    Assembler {
+        claims: recipe::is_recipe,
+        open: recipe::open_recipe,
+        files: recipe::recipe_files,
+        stem: |location| recipe::stem(location.file_name()),
+        ..SET
+    },
     Assembler {
         claims: |location| location.file_name() == dataset::MANIFEST,
         open: dataset::open_dataset,

@@ -5,6 +5,7 @@ mod doctor;
 mod faults;
 mod limits;
 mod quantized;
+mod recipes;
 mod redirects;
 mod references;
 mod secrets;

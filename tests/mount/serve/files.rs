@@ -1,6 +1,7 @@
 //! Files over HTTP: the same bytes as in a mount, any range, and the conditions of RFC 9110.
 
 use super::support::Server;
+use crate::recipes::write_cases;
 use crate::support::{Scene, pattern};
 use safetensors::Dtype;
 use std::io::{Read, Write};
@@ -46,6 +47,14 @@ fn assert_served(scene: &Scene, source: &str) -> Vec<String> {
         }
     }
     files
+}
+
+#[test]
+fn every_file_of_a_recipe_is_served() {
+    let scene = Scene::new();
+    for case in write_cases(&scene) {
+        assert!(assert_served(&scene, case.recipe.to_str().unwrap()).len() > 30);
+    }
 }
 
 #[test]
