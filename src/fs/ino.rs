@@ -23,6 +23,7 @@ const SHARDS: u8 = 2;
 const VIEWS: u8 = 3;
 const SAMPLES: u8 = 4;
 const OTHERS: u8 = 5;
+const EXPORTS: u8 = 6;
 const SHARD_VIEWS: u8 = 64;
 const FILES: u8 = 128;
 const KINDS_END: u8 = 192;
@@ -53,7 +54,7 @@ pub(super) fn unpack(ino: Ino) -> (u8, u32) {
     ((ino >> KIND_SHIFT) as u8, ino as u32)
 }
 
-/// The number of a directory below `tree/`, `samples/` or `files/`.
+/// The number of a directory below `tree/`, `samples/`, `files/` or `export/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NodeId(u32);
 
@@ -82,7 +83,7 @@ pub(super) enum InodeDir {
     View(View, Option<ModelFileId>),
     /// A directory in `shards/`.
     Shard(ModelFileId),
-    /// A directory below that of a view: `tree/`, `samples/` or `files/`.
+    /// A directory below that of a view: `tree/`, `samples/`, `files/` or `export/`.
     Node(View, NodeId),
 }
 
@@ -102,6 +103,7 @@ impl Inode {
             Self::Dir(InodeDir::Root) => ROOT,
             Self::Dir(InodeDir::Node(View::SAMPLES, node)) => pack(SAMPLES, node.0),
             Self::Dir(InodeDir::Node(View::OTHERS, node)) => pack(OTHERS, node.0),
+            Self::Dir(InodeDir::Node(View::EXPORT, node)) => pack(EXPORTS, node.0),
             Self::Dir(InodeDir::Node(_, node)) => pack(NODES, node.0),
             Self::Dir(InodeDir::Shard(shard)) => pack(SHARDS, shard.into()),
             Self::Dir(InodeDir::View(view, None)) => pack(VIEWS, view.index().into()),
@@ -118,6 +120,7 @@ impl Inode {
             NODES => Self::Dir(InodeDir::Node(View::TREE, NodeId(number))),
             SAMPLES => Self::Dir(InodeDir::Node(View::SAMPLES, NodeId(number))),
             OTHERS => Self::Dir(InodeDir::Node(View::OTHERS, NodeId(number))),
+            EXPORTS => Self::Dir(InodeDir::Node(View::EXPORT, NodeId(number))),
             SHARDS => Self::Dir(InodeDir::Shard(number.into())),
             VIEWS => Self::Dir(InodeDir::View(View::at(number)?, None)),
             SHARD_VIEWS..FILES => {
@@ -140,7 +143,8 @@ mod tests {
             let views = View::all().flat_map(move |view| {
                 [Inode::Dir(InodeDir::View(view, Some(number.into()))), Inode::File(view, number)]
             });
-            let nodes = [View::TREE, View::SAMPLES, View::OTHERS].map(|view| InodeDir::Node(view, NodeId(number)));
+            let nodes = [View::TREE, View::SAMPLES, View::OTHERS, View::EXPORT];
+            let nodes = nodes.map(|view| InodeDir::Node(view, NodeId(number)));
             let dirs = nodes.into_iter().chain([InodeDir::Shard(number.into())]).map(Inode::Dir);
             views.chain(dirs)
         };
@@ -153,7 +157,7 @@ mod tests {
         }
         let no_view = View::all().len() as u32;
         for ino in
-            [0, 2, pack(6, 0), pack(VIEWS, no_view), pack(FILES + no_view as u8, 0), pack(KINDS_END, 0), u64::MAX]
+            [0, 2, pack(7, 0), pack(VIEWS, no_view), pack(FILES + no_view as u8, 0), pack(KINDS_END, 0), u64::MAX]
         {
             assert_eq!(Inode::from_ino(ino), None, "{ino:#x}");
         }

@@ -6,7 +6,7 @@ use super::tree::{NameSplit, TensorTree};
 use crate::content::{Content, ReadRequest};
 use crate::model::quantization::QuantizedWeight;
 use crate::model::{
-    self, Model, ModelFileId, OtherEntry, OtherFolder, Tensor, TensorId, TensorNumbers, TensorPopulation,
+    self, Model, ModelFileId, Tensor, TensorId, TensorNumbers, TensorPopulation, TreeEntry, TreeFolder,
 };
 use crate::name;
 use crate::view::{CachedResults, ModelViews, ShownViews, View, ViewFile, ViewFiles};
@@ -130,13 +130,14 @@ impl ModelVolume {
     pub fn lookup(&self, parent: Ino, name: &[u8], request: &ReadRequest) -> Result<Attr, Error> {
         let dir = self.dir(parent, request)?;
         let name = str::from_utf8(name).map_err(|_| Error::NoEntry)?;
+        if let Some((view, folder)) = self.folder(dir, request)? {
+            let entry = folder.find(name).ok_or(Error::NoEntry)?;
+            return self.attr(&self.node(entry_inode(view, entry), request)?, request);
+        }
         let inode = match dir {
             InodeDir::Root | InodeDir::Shard(_) => {
                 let view = View::all().find(|view| view.row().file == name);
                 view.filter(|view| self.has_view(dir, *view)).map(|view| view_inode(view, dir.shard()))
-            }
-            InodeDir::View(View::OTHERS, _) | InodeDir::Node(View::OTHERS, _) => {
-                self.other_folder(dir).and_then(|folder| folder.find(name)).map(other_inode)
             }
             InodeDir::Node(view, node) => self.tree(view, request)?.lookup(self.model(), Some(node), name),
             InodeDir::View(view, shard) => match &view.row().files {
@@ -155,7 +156,7 @@ impl ModelVolume {
                 }
                 ViewFiles::Tree => self.tree(view, request)?.lookup(self.model(), None, name),
                 ViewFiles::Shards => self.find_shard(name).map(|shard| Inode::Dir(InodeDir::Shard(shard))),
-                ViewFiles::One { .. } | ViewFiles::Others => None,
+                ViewFiles::One { .. } | ViewFiles::Folders { .. } => None,
             },
         };
         self.attr(&self.node(inode.ok_or(Error::NoEntry)?, request)?, request)
@@ -175,8 +176,9 @@ impl ModelVolume {
     ) -> Result<(), Error> {
         let dir = self.dir(ino, request)?;
         // Everything that may fail or wait is done before the first entry is passed to `add`.
+        let folder = self.folder(dir, request)?;
         let tree = match dir {
-            InodeDir::Node(view, _) if view != View::OTHERS => Some(self.tree(view, request)?),
+            InodeDir::Node(view, _) if folder.is_none() => Some(self.tree(view, request)?),
             InodeDir::View(view, _) if matches!(view.row().files, ViewFiles::Tree) => Some(self.tree(view, request)?),
             _ => None,
         };
@@ -185,7 +187,7 @@ impl ModelVolume {
         {
             self.views.check_wait(is_ready(&self.views), request)?;
         }
-        let parent = self.parent(dir, tree);
+        let parent = self.parent(dir, tree, folder);
         if Dentry::dots(ino::join(self.number, Inode::Dir(dir).ino()), parent, offset, &mut add) {
             return Ok(());
         }
@@ -193,6 +195,14 @@ impl ModelVolume {
         if let Some(tree) = tree {
             let node = if let InodeDir::Node(_, node) = dir { Some(node) } else { None };
             tree.list(self.model(), node, from, |inode, name, next| add(self.dentry(inode, name, next)));
+            return Ok(());
+        }
+        if let Some((view, folder)) = folder {
+            for (at, (name, entry)) in folder.entries().iter().enumerate().skip(from) {
+                if add(self.dentry(entry_inode(view, *entry), name[..].into(), at + 1)) {
+                    break;
+                }
+            }
             return Ok(());
         }
         for at in from..self.entries_len(dir) {
@@ -205,18 +215,16 @@ impl ModelVolume {
         Ok(())
     }
 
-    /// Number of positions in a directory that is not part of a [`TensorTree`].
+    /// Number of positions in a directory that is neither part of a [`TensorTree`] nor a folder.
     fn entries_len(&self, dir: InodeDir) -> usize {
         match dir {
             InodeDir::Root | InodeDir::Shard(_) => View::all().len(),
-            InodeDir::Node(..) | InodeDir::View(View::OTHERS, _) => {
-                self.other_folder(dir).map_or(0, |folder| folder.entries().len())
-            }
+            InodeDir::Node(..) => 0,
             InodeDir::View(view, shard) => match &view.row().files {
                 ViewFiles::Tensors { .. } => self.tensors_in(shard).len(),
                 ViewFiles::Named { len, .. } => len(&self.views, shard),
                 ViewFiles::Shards => self.model().files.len(),
-                ViewFiles::Tree | ViewFiles::One { .. } | ViewFiles::Others => 0,
+                ViewFiles::Tree | ViewFiles::One { .. } | ViewFiles::Folders { .. } => 0,
             },
         }
     }
@@ -228,10 +236,7 @@ impl ModelVolume {
                 let view = Some(View::new(at)).filter(|view| self.has_view(dir, *view))?;
                 Some((view_inode(view, dir.shard()), view.row().file.into()))
             }
-            InodeDir::Node(..) | InodeDir::View(View::OTHERS, _) => {
-                let (name, entry) = self.other_folder(dir)?.entries().get(at)?;
-                Some((other_inode(*entry), name[..].into()))
-            }
+            InodeDir::Node(..) => None,
             InodeDir::View(view, shard) => match &view.row().files {
                 ViewFiles::Tensors { suffix, .. } => {
                     let tensor = self.tensors_in(shard).at(at);
@@ -250,7 +255,7 @@ impl ModelVolume {
                     let shard = ModelFileId::new(at);
                     Some((Inode::Dir(InodeDir::Shard(shard)), name::encode_name(&self.model().file(shard).name)))
                 }
-                ViewFiles::Tree | ViewFiles::One { .. } | ViewFiles::Others => None,
+                ViewFiles::Tree | ViewFiles::One { .. } | ViewFiles::Folders { .. } => None,
             },
         }
     }
@@ -295,20 +300,26 @@ impl ModelVolume {
 
     /// See [`super::Superblock::version`].
     pub fn version(&self, ino: Ino) -> Option<String> {
-        match Inode::from_ino(ino)? {
-            Inode::File(View::OTHERS, number) => model::version_of(&**self.views.other(number)?.local()?),
-            _ => self.version.get_or_init(|| self.model().version()).clone(),
+        let other = match Inode::from_ino(ino)? {
+            Inode::File(view, number) => view.other(&self.views, number),
+            Inode::Dir(_) => None,
+        };
+        match other {
+            Some(other) => model::version_of(&**other.local()?),
+            None => self.version.get_or_init(|| self.model().version()).clone(),
         }
     }
 
-    /// The folder that a directory of `files/` shows.
-    fn other_folder(&self, dir: InodeDir) -> Option<&OtherFolder> {
-        let number = match dir {
-            InodeDir::View(View::OTHERS, None) => 0,
-            InodeDir::Node(View::OTHERS, node) => node.number() as usize,
-            _ => return None,
+    /// The folder that a directory shows and its view, if that is a view of folders.
+    fn folder(&self, dir: InodeDir, request: &ReadRequest) -> Result<Option<(View, &TreeFolder)>, Error> {
+        let (view, number) = match dir {
+            InodeDir::View(view, None) => (view, 0),
+            InodeDir::Node(view, node) => (view, node.number() as usize),
+            _ => return Ok(None),
         };
-        self.model().facts.others.folder(number)
+        let ViewFiles::Folders { is_ready, folder, .. } = &view.row().files else { return Ok(None) };
+        self.views.check_wait(is_ready(&self.views), request)?;
+        Ok(folder(&self.views, number).map(|folder| (view, folder)))
     }
 
     pub fn statfs(&self) -> Statfs {
@@ -419,6 +430,9 @@ impl ModelVolume {
                     self.views.check_wait(is_ready(&self.views), request)?;
                     name(&self.views, number as usize).ok_or(Error::NoEntry)?;
                 }
+                if let ViewFiles::Folders { is_ready, .. } = &view.row().files {
+                    self.views.check_wait(is_ready(&self.views), request)?;
+                }
                 return view.file(&self.views, number).map(|file| VolumeNode::File(view, file)).ok_or(Error::NoEntry);
             }
             Inode::Dir(dir) => dir,
@@ -426,7 +440,9 @@ impl ModelVolume {
         let has_shard = dir.shard().is_none_or(|shard| shard.index() < self.model().files.len());
         let exists = match dir {
             InodeDir::Root | InodeDir::Shard(_) => true,
-            InodeDir::Node(View::OTHERS, _) => View::OTHERS.is_in_root(&self.views) && self.other_folder(dir).is_some(),
+            InodeDir::Node(view, _) if matches!(view.row().files, ViewFiles::Folders { .. }) => {
+                view.is_in_root(&self.views) && self.folder(dir, request)?.is_some()
+            }
             InodeDir::Node(view, node) => view.is_in_root(&self.views) && self.tree(view, request)?.contains(node),
             InodeDir::View(view, _) => is_dir(view) && self.has_view(dir, view),
         };
@@ -450,14 +466,16 @@ impl ModelVolume {
     }
 
     /// The inode number of the parent of a directory.
-    fn parent(&self, dir: InodeDir, tree: Option<&TensorTree>) -> Ino {
+    fn parent(&self, dir: InodeDir, tree: Option<&TensorTree>, folder: Option<(View, &TreeFolder)>) -> Ino {
         let parent = match dir {
             InodeDir::Root => return self.up,
             InodeDir::View(_, None) => InodeDir::Root,
             InodeDir::View(_, Some(shard)) => InodeDir::Shard(shard),
             InodeDir::Shard(_) => InodeDir::View(View::SHARDS, None),
-            InodeDir::Node(View::OTHERS, _) => other_dir(self.other_folder(dir).map_or(0, |folder| folder.parent)),
             InodeDir::Node(view, node) => {
+                if let Some((_, folder)) = folder {
+                    return ino::join(self.number, Inode::Dir(folder_dir(view, folder.parent)).ino());
+                }
                 let parent = tree.and_then(|tree| tree.parent(self.model(), node));
                 parent.map_or(InodeDir::View(view, None), |node| InodeDir::Node(view, node))
             }
@@ -469,10 +487,14 @@ impl ModelVolume {
         let ino = ino::join(self.number, node.inode().ino());
         let (view, file) = match node {
             VolumeNode::Dir(dir) => {
-                let folder = self.other_folder(*dir);
-                return Ok(folder.map_or_else(
+                let stat = match dir {
+                    // The directory itself has the attributes of the model, so its files need not be made for this.
+                    InodeDir::View(View::EXPORT, _) => None,
+                    dir => self.folder(*dir, request)?.and_then(|(_, folder)| folder.stat),
+                };
+                return Ok(stat.map_or_else(
                     || self.owner.dir(ino),
-                    |folder| self.ownership.of_unnamed(folder.stat, Ownership::of_folder).folder(ino),
+                    |stat| self.ownership.of_unnamed(stat, Ownership::of_folder).folder(ino),
                 ));
             }
             VolumeNode::File(view, file) => (*view, file),
@@ -482,7 +504,7 @@ impl ModelVolume {
         // file as a hole and store zeros.
         let sectors = u64::from(size > 0);
         let ViewFile::Tensor(TensorNumbers { tensor, .. }) = file else {
-            let other = if view == View::OTHERS { self.views.other(file.number()) } else { None };
+            let other = view.other(&self.views, file.number());
             return Ok(other
                 .map_or(self.owner, |other| self.ownership.of_unnamed(other.stat, Ownership::of))
                 .file(ino, size, sectors));
@@ -520,18 +542,18 @@ impl ModelVolume {
     }
 }
 
-/// The directory in `files/` that shows a folder.
-fn other_dir(folder: usize) -> InodeDir {
+/// The directory of a view that shows a folder.
+fn folder_dir(view: View, folder: usize) -> InodeDir {
     match folder {
-        0 => InodeDir::View(View::OTHERS, None),
-        folder => InodeDir::Node(View::OTHERS, NodeId::new(folder as u32)),
+        0 => InodeDir::View(view, None),
+        folder => InodeDir::Node(view, NodeId::new(folder as u32)),
     }
 }
 
-fn other_inode(entry: OtherEntry) -> Inode {
+fn entry_inode(view: View, entry: TreeEntry) -> Inode {
     match entry {
-        OtherEntry::Folder(folder) => Inode::Dir(other_dir(folder)),
-        OtherEntry::File(number) => Inode::File(View::OTHERS, number as u32),
+        TreeEntry::Folder(folder) => Inode::Dir(folder_dir(view, folder)),
+        TreeEntry::File(number) => Inode::File(view, number as u32),
     }
 }
 

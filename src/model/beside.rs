@@ -2,9 +2,10 @@
 
 use super::assemble::index::index_stem;
 use super::catalog::{Catalog, FolderItem};
+use super::file_tree::TreeEntry;
 use super::ids::FolderId;
 use super::linked::repository_of;
-use super::others::{OtherBytes, OtherEntry, OtherFile, OtherFiles};
+use super::others::{OtherBytes, OtherFile, OtherFiles};
 use super::recognise;
 use super::table::Model;
 use crate::content::DeferredFile;
@@ -57,7 +58,7 @@ pub(super) fn files_beside(model: &Model) -> OtherFiles {
     listing.entries.retain(|entry| may_be_other(entry) && !is_part(entry));
     listing.entries.sort_by(|a, b| a.name.cmp(&b.name));
     let mut search = FileSearch::new((&dir, Some(listing.id)), owner);
-    let folder = search.found.add_folder(0, listing.stat);
+    let folder = search.found.add_folder(0, Some(listing.stat));
     for entry in listing.entries {
         let name = harmless(&entry.name).to_string_lossy().into_owned();
         search.add_file(folder, name, &dir.join(&entry.name));
@@ -108,13 +109,13 @@ impl<'s> FileSearch<'s> {
     /// Adds what is in a folder of a catalog, and returns the number of the folder if there is anything.
     fn add_folder(&mut self, catalog: &Catalog, id: FolderId, parent: usize) -> Option<usize> {
         let folder = catalog.folder(id)?;
-        let number = self.found.add_folder(parent, folder.stat);
+        let number = self.found.add_folder(parent, Some(folder.stat));
         for entry in &folder.entries {
             let name = entry.name.to_string_lossy().into_owned();
             match entry.item {
                 FolderItem::Folder(inner) => {
                     if let Some(inner) = self.add_folder(catalog, inner, number) {
-                        self.found.insert(number, name, OtherEntry::Folder(inner));
+                        self.found.insert(number, name, TreeEntry::Folder(inner));
                     }
                 }
                 FolderItem::Link(link) => self.add_file(number, name, &catalog.links()[link]),
@@ -127,7 +128,7 @@ impl<'s> FileSearch<'s> {
     /// Adds the file at a location. Links are left out, except those of the Hugging Face cache to its blobs.
     fn add_file(&mut self, folder: usize, name: String, location: &Location) {
         let Some(len) = source::len_at(location) else { return };
-        if self.found.len() == FILES_MAX {
+        if self.found.files().len() == FILES_MAX {
             self.has_more = true;
             return;
         }
@@ -147,7 +148,8 @@ impl<'s> FileSearch<'s> {
             Location::Local(path) => path,
             Location::Remote(_) => {
                 let bytes = OtherBytes::Remote(DeferredFile::new(location.clone(), len));
-                return Ok(self.found.folder(0).map(|top| OtherFile { stat: top.stat, bytes }));
+                let top = self.found.folder(0).and_then(|top| top.stat);
+                return Ok(top.map(|stat| OtherFile { stat, bytes }));
             }
         };
         let (Some(top), Some(inner)) = (self.top.path(), self.top.path().and_then(|top| path.strip_prefix(top).ok()))

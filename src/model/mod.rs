@@ -11,6 +11,7 @@ mod data;
 mod dequantized;
 mod diff;
 mod error;
+mod file_tree;
 mod header;
 mod ids;
 mod linked;
@@ -28,20 +29,24 @@ mod unique_names;
 mod version;
 
 pub use assemble::dataset::MANIFEST;
+pub use assemble::index::index_stem;
 pub use assemble::ollama::{file_of, manifest_stem};
 pub use assemble::split::{first_split, open_alone, remark as split_remark};
-pub use assemble::{is_set, is_without_file, model_name, model_stem};
+pub use assemble::{is_numbered, is_set, is_without_file, model_name, model_stem};
 pub use catalog::{Catalog, CatalogFolder, FolderItem, NamedItem};
 pub use data::{BytePlace, data_in};
 pub use diff::{MetadataChange, ModelDiff, TensorPartners, changes};
 pub use error::{Error, LINKED};
+pub use file_tree::{FileTree, TreeEntry, TreeFolder};
 pub use header::{lint_file, load_header, load_more};
 pub use ids::{FolderId, ModelFileId, ModelId, TensorId};
 pub use numbers::TensorNumbers;
 pub use open::{OpenedModel, model_files, open_below, open_in, open_location, open_model};
-pub use others::{OtherEntry, OtherFile, OtherFiles, OtherFolder};
+pub use others::{OtherFile, OtherFiles};
 pub use population::TensorPopulation;
 pub use quantized::QuantizedWeights;
 pub use refusal::refused_stat;
-pub use table::{Model, ModelFile, ModelForm, NoteKind, StatedTotals, Tensor, find_value, is_data_hash, metadata_text};
+pub use table::{
+    INDEX, Model, ModelFile, ModelForm, NoteKind, StatedTotals, Tensor, find_value, is_data_hash, metadata_text,
+};
 pub use version::version_of;

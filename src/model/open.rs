@@ -8,6 +8,7 @@ use super::catalog::Catalog;
 use super::error::Error;
 use super::ids::ModelId;
 use super::linked::is_below;
+use super::others::local_paths;
 use super::table::{Model, ModelAccess};
 use crate::format::{self, ParseMode};
 use crate::source::{self, Directories, Location, SourceStat};
@@ -28,7 +29,7 @@ impl OpenedModel {
             Self::Model(model) => {
                 let sources = model.sources().iter().chain(model.facts.documents.iter().map(|(_, source)| source));
                 let parts = sources.filter_map(|source| source.path());
-                parts.chain(model.facts.others.paths()).map(PathBuf::from).collect()
+                parts.chain(local_paths(&model.facts.others)).map(PathBuf::from).collect()
             }
             Self::Catalog(catalog) => catalog.reads.iter().filter_map(|read| Some(read.path()?.to_owned())).collect(),
         }

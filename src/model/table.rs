@@ -18,6 +18,9 @@ use std::ffi::OsString;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+/// The name of the index of a sharded model among its documents.
+pub const INDEX: &str = "model.safetensors.index.json";
+
 /// The tensors of a model as one name space, and the files that it is made of.
 ///
 /// Tensors are numbered: first the assembled ones, which are made of parts of files; then the tensors of the files,
@@ -115,7 +118,8 @@ pub struct ModelFacts {
     pub name: Option<OsString>,
     /// The metadata of the model, if it is not that of its only file.
     pub metadata: Option<Vec<(String, MetadataValue)>>,
-    /// Files besides those of tensors, which are shown under their names: the manifest of a dataset.
+    /// Files besides those of tensors, which are shown: the manifest of a dataset, and the index of a sharded model if
+    /// loaders can read it as it is.
     pub documents: Vec<(&'static str, Arc<dyn Source>)>,
     /// The separator of key and column in the names of tensors, if they are the cells of a table.
     pub separator: Option<Box<str>>,
@@ -163,6 +167,9 @@ pub struct StatedTotals {
     pub total_parameters: Option<u64>,
     #[serde(skip)]
     pub shards: Option<usize>,
+    /// Whether there is a `metadata` object. transformers cannot read an index without one.
+    #[serde(skip)]
+    pub is_object: bool,
 }
 
 #[derive(Debug, Clone)]

@@ -11,9 +11,9 @@ use super::selection::{ExportTensors, numbers};
 use super::values::{self, FloatDtype, ValueConversion};
 use crate::content::{Content, Error, GeneratedBytes, Segment, SegmentSeries, SourceRun, TakeSegment};
 use crate::format::safetensors::{MAX_HEADER, NAME as SAFETENSORS};
-use crate::format::{Dtype, TensorInfo, numpy};
+use crate::format::{Dtype, MetadataValue, TensorInfo, numpy};
 use crate::model::quantization::COMFY_METADATA;
-use crate::model::{self, Model, ModelFileId, TensorId, TensorNumbers};
+use crate::model::{self, FileTree, Model, ModelFileId, TensorId, TensorNumbers};
 use crate::name;
 use crate::text::quote;
 use std::borrow::Cow;
@@ -25,7 +25,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// The metadata key without which transformers and accelerate refuse a safetensors file that has metadata.
-const FORMAT_KEY: &str = "format";
+pub const FORMAT_KEY: &str = "format";
+
+/// The value of that key for PyTorch, which all loaders accept.
+pub const PYTORCH_FORMAT: &str = "pt";
 
 /// Default alignment of the data, in bytes.
 const PAGE: u64 = 4096;
@@ -96,6 +99,23 @@ impl ModelExport {
         conversion: Option<ValueConversion>,
         align: Option<u64>,
     ) -> Self {
+        Self::with_metadata(model, tensors, conversion, align, None)
+    }
+
+    /// As [`ModelExport::new`], without a conversion. The metadata is this one, without hashes of data and with the
+    /// format that loaders look for.
+    pub fn for_loaders(model: &Arc<Model>, tensors: ExportTensors, metadata: &[(String, MetadataValue)]) -> Self {
+        Self::with_metadata(model, tensors, None, None, Some(metadata))
+    }
+
+    /// As [`ModelExport::new`], with the metadata of the model or with another one.
+    fn with_metadata(
+        model: &Arc<Model>,
+        tensors: ExportTensors,
+        conversion: Option<ValueConversion>,
+        align: Option<u64>,
+        other: Option<&[(String, MetadataValue)]>,
+    ) -> Self {
         let (model, offsets, data_len) = (model.clone(), Vec::new(), 0);
         let mut entries = ExportEntries { model, tensors, conversion, offsets, data_len };
         let unfit = entries.find(|numbers| written(numbers, conversion).is_none()).map(|numbers| UnfitTensor {
@@ -116,7 +136,7 @@ impl ModelExport {
         }
         let fits = entries.place() && unfit.is_none();
         let runs = if is_series { None } else { Some(entries.runs()) };
-        let metadata = entries.metadata(runs.as_deref());
+        let metadata = entries.metadata(runs.as_deref(), other);
         let data_len = entries.data_len;
         let entries = Arc::new(entries);
         let data = match runs {
@@ -190,8 +210,15 @@ fn stored_metadata<'m>(model: &'m Model, data: Option<(&[SourceRun], u64)>) -> B
     let same = model.file_ids().find(|shard| data.is_some_and(|data| is_data_of(model, *shard, data)));
     let hashes = same.map_or(&[][..], |shard| &model.file(shard).header.metadata);
     let hashes = hashes.iter().filter(|(key, _)| model::is_data_hash(key));
-    let others = model.metadata().iter().filter(|(key, _)| !model::is_data_hash(key));
-    others.chain(hashes).map(|(key, value)| (&key[..], value.text().into())).collect()
+    let mut texts = texts_without_hashes(model.metadata());
+    texts.extend(hashes.map(|(key, value)| (&key[..], Cow::from(value.text()))));
+    texts
+}
+
+/// Metadata without hashes of data.
+fn texts_without_hashes(metadata: &[(String, MetadataValue)]) -> BTreeMap<&str, Cow<'_, str>> {
+    let others = metadata.iter().filter(|(key, _)| !model::is_data_hash(key));
+    others.map(|(key, value)| (&key[..], value.text().into())).collect()
 }
 
 /// Whether runs of a total length in bytes are all the data of a file.
@@ -201,9 +228,29 @@ fn is_data_of(model: &Model, shard: ModelFileId, (runs, len): (&[SourceRun], u64
     model.source(shard).len().checked_sub(start) == Some(len) && runs.iter().all(|run| *run == whole)
 }
 
-/// The files in `export/` and their names. With `dequantized`, the converted ones have the values of quantized weights.
-/// Logs a warning for each that cannot be made.
-pub fn export_files(model: &Arc<Model>, dequantized: bool) -> Vec<(String, Content)> {
+/// The files in `export/`.
+pub type ExportTree = FileTree<ExportFile>;
+
+/// A file in `export/`.
+#[derive(Debug)]
+pub enum ExportFile {
+    Made(Content),
+    /// One of the other files of the model's directory, by its number.
+    Other(usize),
+}
+
+/// The files in `export/` itself. With `dequantized`, the converted ones have the values of quantized weights. Logs a
+/// warning for each that cannot be made.
+pub fn export_files(model: &Arc<Model>, dequantized: bool) -> ExportTree {
+    let mut tree = ExportTree::default();
+    let top = tree.add_folder(0, None);
+    for (name, content) in whole_files(model, dequantized) {
+        tree.add_file(top, name, ExportFile::Made(content));
+    }
+    tree
+}
+
+fn whole_files(model: &Arc<Model>, dequantized: bool) -> Vec<(String, Content)> {
     let mut files = Vec::new();
     if gguf::has(model) {
         match gguf::file(model, ExportTensors::Whole) {
@@ -310,15 +357,16 @@ impl ExportEntries {
         runs
     }
 
-    /// The header entry of the metadata, with a comma if tensors follow. `runs` are those of the data, if it lies in
-    /// runs.
-    fn metadata(&self, runs: Option<&[SourceRun]>) -> String {
-        let mut pairs = match gguf::has(&self.model) {
-            true => gguf::texts(&self.model),
-            false => stored_metadata(&self.model, runs.map(|runs| (runs, self.data_len))),
+    /// The header entry of the metadata, that of the model or another one, with a comma if tensors follow. `runs` are
+    /// those of the data, if it lies in runs.
+    fn metadata(&self, runs: Option<&[SourceRun]>, other: Option<&[(String, MetadataValue)]>) -> String {
+        let mut pairs = match other {
+            Some(other) => texts_without_hashes(other),
+            None if gguf::has(&self.model) => gguf::texts(&self.model),
+            None => stored_metadata(&self.model, runs.map(|runs| (runs, self.data_len))),
         };
-        if self.model.format() != SAFETENSORS {
-            pairs.insert(FORMAT_KEY, "pt".into());
+        if other.is_some() || self.model.format() != SAFETENSORS {
+            pairs.insert(FORMAT_KEY, PYTORCH_FORMAT.into());
         }
         if self.conversion.is_some_and(|conversion| conversion.dequantized) {
             // With this key, ComfyUI would dequantize the weights again.

@@ -2,6 +2,7 @@
 
 mod export;
 mod gguf;
+mod hf;
 mod id;
 mod index;
 mod lines;

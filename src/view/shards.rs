@@ -51,27 +51,13 @@ impl ShardTensors {
 
     pub fn files(&self) -> impl Iterator<Item = (String, &[TensorId])> {
         let count = self.count();
-        self.files.iter().enumerate().map(move |(at, tensors)| {
-            let name = match count {
-                1 => "model.safetensors".to_owned(),
-                _ => format!("model-{:05}-of-{count:05}.safetensors", at + 1),
-            };
-            (name, &tensors[..])
-        })
+        self.files.iter().enumerate().map(move |(at, tensors)| (shard_name("model", at, count), &tensors[..]))
     }
 
     /// What the index says about the shard at a position of [`ShardTensors::files`].
     pub fn indexed(&self, model: &Model, at: usize) -> IndexedShard {
-        let mut shard = IndexedShard::default();
-        let Some((file, tensors)) = self.files().nth(at) else { return shard };
-        shard.file = file;
-        for id in tensors {
-            let numbers = numbers(model, *id, self.conversion);
-            shard.parameters = shard.parameters.saturating_add(numbers.elements());
-            shard.size = shard.size.saturating_add(nbytes(&numbers, self.conversion));
-            shard.tensors.push(numbers.name().to_owned());
-        }
-        shard
+        let Some((file, tensors)) = self.files().nth(at) else { return IndexedShard::default() };
+        IndexedShard::new(model, file, tensors.iter().copied(), self.conversion)
     }
 
     /// File name and text of the index. A single shard has none.
@@ -92,11 +78,40 @@ pub struct IndexedShard {
     tensors: Vec<String>,
 }
 
+impl IndexedShard {
+    /// The shard `file`, which has these tensors, converted like this.
+    pub fn new(
+        model: &Model,
+        file: String,
+        tensors: impl Iterator<Item = TensorId>,
+        conversion: Option<ValueConversion>,
+    ) -> Self {
+        let mut shard = Self { file, ..Self::default() };
+        for id in tensors {
+            let numbers = numbers(model, id, conversion);
+            shard.parameters = shard.parameters.saturating_add(numbers.elements());
+            shard.size = shard.size.saturating_add(nbytes(&numbers, conversion));
+            shard.tensors.push(numbers.name().to_owned());
+        }
+        shard
+    }
+}
+
+/// The name of the file at a position among `count` files of weights.
+pub fn shard_name(stem: &str, at: usize, count: usize) -> String {
+    match count {
+        1 => format!("{stem}.safetensors"),
+        _ => format!("{stem}-{:05}-of-{count:05}.safetensors", at + 1),
+    }
+}
+
 /// The text of the index of all shards of a model. A single shard has none.
 pub fn index_text(shards: &[IndexedShard]) -> Option<String> {
-    if shards.len() == 1 {
-        return None;
-    }
+    (shards.len() != 1).then(|| index_json(shards))
+}
+
+/// The text of an index of these shards.
+pub fn index_json(shards: &[IndexedShard]) -> String {
     let parameters = shards.iter().map(|shard| shard.parameters).fold(0, u64::saturating_add);
     let size = shards.iter().map(|shard| shard.size).fold(0, u64::saturating_add);
     let files = shards.iter().flat_map(|shard| shard.tensors.iter().map(|tensor| (&tensor[..], &shard.file[..])));
@@ -106,5 +121,5 @@ pub fn index_text(shards: &[IndexedShard]) -> Option<String> {
     let text =
         serde_json::to_string_pretty(&json!({"metadata": metadata, "weight_map": weight_map})).unwrap_or_default();
     // Python's json module escapes everything except printable ASCII.
-    Some(escape_json(&text, |char| !matches!(char, ' '..='~')) + "\n")
+    escape_json(&text, |char| !matches!(char, ' '..='~')) + "\n"
 }

@@ -1,12 +1,13 @@
 //! The table of views. To add a view, add a module and a row here.
 
+use super::export::ExportFile;
 use super::id::{ShownViews, View};
 use super::results::ResultKey;
 use super::values::{self, FloatDtype};
 use super::views::ModelViews;
 use super::{gguf, index, metadata, npy, plots, single, stats, sums};
 use crate::content::{Content, Error, ReadRequest, Segment};
-use crate::model::{MANIFEST, Model, ModelFileId, OtherFile, TensorId, TensorNumbers};
+use crate::model::{MANIFEST, Model, ModelFileId, OtherFile, TensorId, TensorNumbers, TreeFolder};
 use std::borrow::Cow;
 
 /// A view: a set of files of one kind.
@@ -69,8 +70,14 @@ pub enum ViewFiles {
     Tree,
     /// The directory `shards/`: a directory for each shard.
     Shards,
-    /// The other files of the model's directory, and the directories that hold them, with permissions of their own.
-    Others,
+    /// A directory of files and folders with individual names.
+    Folders {
+        /// Whether all names and contents are available without waiting.
+        is_ready: fn(&ModelViews) -> bool,
+        /// The folder with a number; 0 is the directory of the view itself.
+        folder: fn(&ModelViews, usize) -> Option<&TreeFolder>,
+        file: fn(&ModelViews, usize) -> Option<FolderFile<'_>>,
+    },
 }
 
 /// The values of most rows. Each row has at least the names and the files.
@@ -107,13 +114,13 @@ pub const VIEWS: &[ViewRow] = &[
     ViewRow {
         name: "export",
         file: "export",
-        files: ViewFiles::Named {
+        files: ViewFiles::Folders {
             is_ready: |views| views.exports_if_made().is_some(),
-            len: |views, _| views.exports().len(),
-            at: |_, _, position| position,
-            name: |views, file| Some(views.exports().get(file)?.0[..].into()),
-            find: |views, _, name| views.exports().iter().position(|export| export.0 == name),
-            content: |views, file| Some(views.exports().get(file)?.1.clone()),
+            folder: |views, folder| views.exports().folder(folder),
+            file: |views, file| match views.exports().file(file)? {
+                ExportFile::Made(content) => Some(FolderFile::Made(content)),
+                ExportFile::Other(number) => views.other(*number).map(FolderFile::Other),
+            },
         },
         ..PLAIN
     },
@@ -267,8 +274,12 @@ pub const VIEWS: &[ViewRow] = &[
     ViewRow {
         name: "files",
         file: "files",
-        in_root: |model| !model.facts.others.is_empty(),
-        files: ViewFiles::Others,
+        in_root: |model| !model.facts.others.files().is_empty(),
+        files: ViewFiles::Folders {
+            is_ready: |_| true,
+            folder: |views, folder| views.model.facts.others.folder(folder),
+            file: |views, file| views.other(file).map(FolderFile::Other),
+        },
         ..PLAIN
     },
 ];
@@ -284,6 +295,9 @@ impl View {
 
     /// The other files of the model's directory.
     pub const OTHERS: Self = Self::new(17);
+
+    /// Whole models as files.
+    pub const EXPORT: Self = Self::new(2);
 
     /// The stored tensors of a dataset by key and column.
     pub const SAMPLES: Self = Self::new(12);
@@ -350,8 +364,19 @@ impl View {
                 is_own.then_some(ViewFile::Tensor(numbers))
             }
             ViewFiles::Named { .. } => Some(ViewFile::Named(number)),
-            ViewFiles::Others => views.other(number).map(|_| ViewFile::Named(number)),
+            ViewFiles::Folders { file, .. } => file(views, number as usize).map(|_| ViewFile::Named(number)),
             ViewFiles::Tree | ViewFiles::Shards => None,
+        }
+    }
+
+    /// The file of the model's directory that a file of the view shows, if it does. Makes no files.
+    pub fn other(self, views: &ModelViews, number: u32) -> Option<&OtherFile> {
+        match &self.row().files {
+            ViewFiles::Folders { is_ready, file, .. } if is_ready(views) => match file(views, number as usize)? {
+                FolderFile::Other(other) => Some(other),
+                FolderFile::Made(_) => None,
+            },
+            _ => None,
         }
     }
 
@@ -370,11 +395,26 @@ impl View {
                 views.check_wait(is_ready(views), request)?;
                 content(views, *number as usize)
             }
-            (ViewFiles::Others, ViewFile::Named(number)) => views.other(*number).map(OtherFile::content),
+            (ViewFiles::Folders { is_ready, file, .. }, ViewFile::Named(number)) => {
+                views.check_wait(is_ready(views), request)?;
+                file(views, *number as usize).map(|file| match file {
+                    FolderFile::Made(content) => content.clone(),
+                    FolderFile::Other(other) => other.content(),
+                })
+            }
             _ => None,
         };
         Ok(content)
     }
+}
+
+/// A file in a folder of a view.
+#[derive(Debug, Clone, Copy)]
+pub enum FolderFile<'v> {
+    /// Has the owner and the permissions of the model.
+    Made(&'v Content),
+    /// A file of the model's directory.
+    Other(&'v OtherFile),
 }
 
 /// A file of a view.
@@ -427,8 +467,8 @@ mod tests {
     #[test]
     fn table_fits_into_a_set_and_constants_are_its_rows() {
         assert!(VIEWS.len() < 64);
-        let constants = [View::STORED, View::SHARDS, View::TREE, View::SAMPLES, View::OTHERS];
-        assert_eq!(constants.map(|view| view.row().file), ["tensors", "shards", "tree", "samples", "files"]);
+        let constants = [View::STORED, View::SHARDS, View::TREE, View::SAMPLES, View::OTHERS, View::EXPORT];
+        assert_eq!(constants.map(|view| view.row().file), ["tensors", "shards", "tree", "samples", "files", "export"]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Compares the views with simple reference implementations and with the official reader.
 
+use super::export::ExportFile;
 use super::*;
 use crate::codec::bf16;
 use crate::content::{Content, Error, ReadRequest};
@@ -405,6 +406,46 @@ fn export_of_damaged_file_is_valid() {
 }
 
 #[test]
+fn files_for_loaders_have_all_tensors_also_in_several_files() {
+    let entry = |name, begin, end| {
+        format!(r#""{name}":{{"dtype":"U8","shape":[{}],"data_offsets":[{begin},{end}]}}"#, end - begin)
+    };
+    // b has the same bytes as a, and d a part of those of c. e has none.
+    let expected = [("a", 0..6), ("b", 0..6), ("c", 6..12), ("d", 7..12), ("e", 12..12)];
+    let entries: Vec<String> = expected.iter().map(|(name, range)| entry(*name, range.start, range.end)).collect();
+    let header = format!("{{{}}}", entries.join(","));
+    let data: Vec<u8> = (0..12).collect();
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
+    let views = views_of(MemorySource::new(file), ParseMode::Lenient);
+    let made = |max: u64| -> Vec<(String, Vec<u8>)> {
+        let files = hf::made_files(&views.model, "model", max).unwrap();
+        let read = |content: Content| content.read(0..content.len(), &ReadRequest::WAIT).unwrap().to_vec();
+        files.into_iter().map(|(name, content)| (name, read(content))).collect()
+    };
+    let format = Some([("format".to_owned(), "pt".to_owned())].into());
+
+    let [(name, only)] = &made(23)[..] else { panic!() };
+    let (_, metadata) = SafeTensors::read_metadata(only).unwrap();
+    assert_eq!((&name[..], metadata.metadata()), ("model.safetensors", &format));
+    let only = SafeTensors::deserialize(only).unwrap();
+    assert_eq!(only.len(), expected.len());
+    assert!(expected.iter().all(|(name, range)| only.tensor(name).unwrap().data() == &data[range.clone()]));
+
+    let files = made(18);
+    let names: Vec<&str> = files.iter().map(|(name, _)| &name[..]).collect();
+    let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    assert_eq!(names, [shards[0], shards[1], "model.safetensors.index.json"]);
+    let index: serde_json::Value = serde_json::from_slice(&files[2].1).unwrap();
+    assert_eq!(index["metadata"], serde_json::json!({"total_size": 23, "total_parameters": 23}));
+    for (name, range) in expected {
+        let (_, file) = files.iter().find(|(file, _)| index["weight_map"][name] == **file).unwrap();
+        assert_eq!(SafeTensors::deserialize(file).unwrap().tensor(name).unwrap().data(), &data[range], "{name}");
+    }
+    let (_, metadata) = SafeTensors::read_metadata(&files[1].1).unwrap();
+    assert_eq!(metadata.metadata(), &format);
+}
+
+#[test]
 fn valid_data_urls_are_decoded_and_others_skipped() {
     let metadata = r#"{"modelspec.thumbnail":"data:image/jpeg;base64,/9j/4A==","bad":"data:image/png;base64,???","text":"data:,x",
         "odd/type":"data:x/y;charset=utf-8;base64,AAEC","taken":"data:text/plain;base64,eA==","taken.txt":"mine"}"#;
@@ -482,7 +523,7 @@ fn whole_gguf_file_is_left_out_if_it_is_too_large() {
         (&["a"], i64::MAX as u64 - 100, 0),
     ] {
         let views = views_of(Huge::new(gguf(32, names, len)), ParseMode::Lenient);
-        assert_eq!(views.exports().len(), count, "{names:?} {len}");
+        assert_eq!(views.exports().files().len(), count, "{names:?} {len}");
         assert!(content(&views, "gguf", names.len() - 1).len() > len);
     }
 }
@@ -499,7 +540,7 @@ fn padding_of_any_alignment_takes_no_memory() {
     let file = gguf(alignment as u32, &["t"], 5);
     let before = most();
     let views = views_of(Huge::new(file.clone()), ParseMode::Strict);
-    let whole = &views.exports()[0].1;
+    let Some(ExportFile::Made(whole)) = views.exports().file(0) else { panic!() };
     for content in [&content(&views, "gguf", 0), whole] {
         assert_eq!(content.len(), 2 * alignment);
         assert_eq!(content.read(0..file.len() as u64, &ReadRequest::NOWAIT).unwrap()[..], file);
@@ -515,7 +556,7 @@ fn huge_total_size_does_not_overflow() {
     let header = format!("{{{}}}", entries.collect::<Vec<_>>().join(","));
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
     let views = views_of(Huge::new(file), ParseMode::Lenient);
-    assert!(views.exports().is_empty());
+    assert!(views.exports().files().is_empty());
     let end = 1 << 62;
     assert_eq!(content(&views, "tensors", 299).read(end - 3..end + 6, &ReadRequest::NOWAIT).unwrap()[..], [0; 3]);
     assert_eq!(content(&views, "safetensors", 299).len(), end + 80);

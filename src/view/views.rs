@@ -1,8 +1,9 @@
 //! State that the views of a model share: the model, and cached contents and results.
 
+use super::export::{self, ExportTree};
 use super::id::{ShownViews, View};
 use super::results::CachedResults;
-use super::{export, metadata};
+use super::{hf, metadata};
 use crate::content::{Content, Error, ReadRequest, ResultId, WaitFor, WaitResource};
 use crate::model::{Model, OtherFile};
 use std::collections::HashMap;
@@ -23,8 +24,8 @@ pub struct ModelViews {
     pub results: Arc<CachedResults>,
     pub number: u32,
     pub metadata: metadata::MetadataFiles,
-    /// The files in `export/`, by name.
-    exports: OnceLock<Vec<(String, Content)>>,
+    /// The files in `export/`.
+    exports: OnceLock<ExportTree>,
     kept: Mutex<HashMap<(View, u32), Kept>>,
 }
 
@@ -42,18 +43,22 @@ impl ModelViews {
         Self { model, shown, results, number, metadata, exports: OnceLock::new(), kept: Mutex::default() }
     }
 
-    pub fn exports(&self) -> &[(String, Content)] {
-        self.exports.get_or_init(|| export::export_files(&self.model, self.shown.is_dequantized()))
+    pub fn exports(&self) -> &ExportTree {
+        self.exports.get_or_init(|| {
+            let mut tree = export::export_files(&self.model, self.shown.is_dequantized());
+            hf::add_folder(&self.model, &mut tree);
+            tree
+        })
     }
 
     /// The files in `export/`, if they have been made.
-    pub fn exports_if_made(&self) -> Option<&[(String, Content)]> {
-        self.exports.get().map(Vec::as_slice)
+    pub fn exports_if_made(&self) -> Option<&ExportTree> {
+        self.exports.get()
     }
 
     /// A file of the model's directory that is not a part of it, if there is one with that number.
-    pub fn other(&self, number: u32) -> Option<&OtherFile> {
-        self.model.facts.others.file(number as usize)
+    pub fn other(&self, number: usize) -> Option<&OtherFile> {
+        self.model.facts.others.file(number)
     }
 
     /// Fails if the request must not wait, and a text or table of `MANY_TENSORS` tensors or more has to be made first.

@@ -168,13 +168,13 @@ fn model_whose_values_are_not_known_has_no_converted_file() {
         ("q8_1.gguf", &["q8_1-whole.gguf"][..], "tensor \"odd\": the values of Q8_1 are not known", "plain"),
         (
             "i4.safetensors",
-            &["i4-whole.safetensors", "i4-clean.safetensors"],
+            &["i4-clean.safetensors", "i4-whole.safetensors"],
             "tensor \"a\": the values of I4 are not known",
             "b",
         ),
         (
             "other.safetensors",
-            &["other-whole.safetensors", "other-clean.safetensors"],
+            &["other-clean.safetensors", "other-whole.safetensors"],
             "tensor \"a\": the values of \"X4\" are not known",
             "b",
         ),

@@ -177,7 +177,7 @@ fn metadata_keeps_exact_text_and_types() {
     // There is no header as text, and no safetensors file of the stored blocks.
     assert!(!mount.path("header.json").exists() && mount.path("safetensors/plain.F32.safetensors").exists());
     assert!(!mount.path("safetensors/blocks.Q4_0.safetensors").exists());
-    let exports = ["types-whole.gguf", "types-bf16.safetensors", "types-f32.safetensors"];
+    let exports = ["types-bf16.safetensors", "types-f32.safetensors", "types-whole.gguf"];
     assert_eq!(mount.list("export"), exports);
 }
 

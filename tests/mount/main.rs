@@ -23,6 +23,7 @@ mod formats;
 mod gate;
 mod gguf;
 mod gguf_edit;
+mod hf;
 mod hostile;
 mod lifecycle;
 mod limits;

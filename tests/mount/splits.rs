@@ -93,7 +93,7 @@ fn splits_are_one_model_whichever_is_named() {
     for source in [dir.join(files[0]), dir.join(files[2]), dir.clone(), hub.clone(), hub.join(files[1])] {
         let mount = scene.mount(&source, &[]);
         assert_eq!(mount.list("shards"), files);
-        assert_eq!(mount.list("export"), ["tiny-whole.gguf", "tiny-bf16.safetensors", "tiny-f32.safetensors"]);
+        assert_eq!(mount.list("export"), ["tiny-bf16.safetensors", "tiny-f32.safetensors", "tiny-whole.gguf"]);
         package(["same".as_ref(), mount.path("export/tiny-whole.gguf").as_os_str(), one.as_os_str()]);
         assert_eq!(mount.list("tensors"), names);
         // The metadata is that of the model, and each split has its own.
@@ -166,7 +166,7 @@ fn first_split_without_tensors_and_a_split_that_is_alone_are_read() {
     let mut models = mount.list("");
     models.sort();
     assert_eq!(models, ["k", "merged", "n", "renamed"]);
-    assert_eq!(mount.list("n/export"), ["n-whole.gguf", "n-bf16.safetensors", "n-f32.safetensors"]);
+    assert_eq!(mount.list("n/export"), ["n-bf16.safetensors", "n-f32.safetensors", "n-whole.gguf"]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::set::{self, LIST_MAX, SEVERAL_FILES, SHARDS_MAX, ShardSet};
 use super::split::last_number;
 use crate::format::{JsonText, ParseMode, format_stem, strip_suffix};
 use crate::model::error::{Error, json_fault};
-use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind, StatedTotals};
+use crate::model::table::{DescribingFile, INDEX, Model, ModelAccess, ModelForm, NoteKind, StatedTotals};
 use crate::source::{self, Location};
 use crate::text::quote;
 use crate::threads;
@@ -80,6 +80,7 @@ impl<'de> Visitor<'de> for IndexVisitor<'_> {
                 // Any value is accepted, because only `check` uses it.
                 let text = map.next_value::<&RawValue>()?.get();
                 *stated = serde_json::from_str(text).unwrap_or_default();
+                stated.is_object = text.starts_with('{');
             } else if key.0 != "weight_map" {
                 map.next_value::<IgnoredAny>()?;
             } else if entries.is_some() {
@@ -118,7 +119,7 @@ pub(in crate::model) fn index_shards(location: &Location) -> Option<BTreeSet<Str
 
 /// The name of the model, from the file name of its index; `None` for other file names. transformers names the index of
 /// a variant `model.safetensors.index.fp16.json`, and diffusers `model.safetensors.fp16.index.json`.
-pub(in crate::model) fn index_stem(name: &OsStr) -> Option<OsString> {
+pub fn index_stem(name: &OsStr) -> Option<OsString> {
     let parts: Vec<&[u8]> = name.as_bytes().split(|byte| *byte == b'.').collect();
     let is = |part: &[u8], word: &str| part.eq_ignore_ascii_case(word.as_bytes());
     let at = parts.iter().rposition(|part| FORMATS.iter().any(|format| is(part, format)))?;
@@ -193,7 +194,7 @@ const FORM: ModelForm = ModelForm {
 
 /// Opens all shards that the index at `location` names, and compares them with the index.
 pub(in crate::model) fn open_index(location: &Location, mode: ParseMode) -> Result<Model, Error> {
-    let (text, described_by) = set::read_list(location, LIST_MAX)?;
+    let (text, source) = set::read_source(location, LIST_MAX)?;
     let ((entries, stated), mut set) = set::open_shards(location, mode, |names| {
         read_index(&text, &mut |tensor, shard| names.number_with(tensor, shard))
     })?;
@@ -202,6 +203,8 @@ pub(in crate::model) fn open_index(location: &Location, mode: ParseMode) -> Resu
     let repeated = named - entries.len();
     audit(&entries, &mut set);
     drop(entries);
+    // Python reads no byte order mark.
+    let is_readable = stated.is_object && source.len() == text.len() as u64;
     drop(text);
     let mismatches = set.mismatches.settle(location, mode)?;
     let description = format!("{} by an index", plural(set.shards.len() as u64, "shard"));
@@ -209,7 +212,10 @@ pub(in crate::model) fn open_index(location: &Location, mode: ParseMode) -> Resu
     let facts = &mut model.facts;
     (facts.description, facts.unopened, facts.mismatches) = (description, set.unopened, mismatches);
     facts.stated = StatedTotals { shards: Some(set.names.len()), ..stated };
-    facts.described_by.push(described_by);
+    facts.described_by.push(DescribingFile { location: location.clone(), id: source.id(), stat: source.stat() });
+    if is_readable {
+        facts.documents.push((INDEX, source));
+    }
     if repeated > 0 {
         let occur = if repeated == 1 { "entry occurs" } else { "entries occur" };
         facts.remarks.push(format!("{repeated} {occur} again later in the index; the last one is used"));

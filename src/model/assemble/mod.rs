@@ -140,6 +140,11 @@ pub(super) fn pattern_of(name: &OsStr) -> Option<OsString> {
     ASSEMBLERS.iter().find_map(|assembler| (assembler.pattern_of)(name))
 }
 
+/// Whether a file name is that of one of several shards, or of a split.
+pub fn is_numbered(name: &OsStr) -> bool {
+    numbered::NumberedName::parse(name).is_some() || split::SplitName::parse(name).is_some()
+}
+
 /// The name of the model at a location: the file name without the suffix of its format and the number of a split, or
 /// the name of the directory of a dataset or of a distributed checkpoint. Looks at no file.
 pub fn model_stem(location: &Location) -> Option<OsString> {

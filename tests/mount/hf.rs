@@ -1,0 +1,386 @@
+//! `export/hf/`: a folder that loaders open.
+
+use crate::gguf;
+use crate::support::{Mount, Scene, Tensor, files_below, pattern, python, require_fuse, require_root, run_ok};
+use safetensors::Dtype;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+const PT: &[(&str, &str)] = &[("format", "pt")];
+
+fn tensors() -> Vec<Tensor<'static>> {
+    vec![("embed", Dtype::F32, &[2, 3], pattern(24)), ("head", Dtype::BF16, &[5], pattern(10))]
+}
+
+/// Adds what a repository has besides its weights to a directory.
+fn add_others(dir: &Path) {
+    fs::create_dir_all(dir.join("onnx/empty")).unwrap();
+    for (name, text) in [
+        ("config.json", r#"{"model_type": "llama"}"#),
+        ("tokenizer.json", "{}"),
+        ("onnx/notes.txt", "notes"),
+        ("onnx/empty/scaler.pt", "the suffix of weights"),
+        ("training_args.bin", "the suffix of weights"),
+        ("flax.BIN", "the suffix of weights"),
+    ] {
+        fs::write(dir.join(name), text).unwrap();
+    }
+}
+
+const OTHERS: [&str; 3] = ["config.json", "onnx/notes.txt", "tokenizer.json"];
+
+/// The names of [`OTHERS`] and of some files of weights.
+fn with_others(weights: &[&str]) -> Vec<String> {
+    let mut names: Vec<String> = OTHERS.iter().chain(weights).map(|name| (*name).to_owned()).collect();
+    names.sort();
+    names
+}
+
+/// The paths of all files in `export/hf/`, which has nothing but regular files and folders.
+fn listed(scene: &Scene, mount: &Mount) -> Vec<String> {
+    let folder = mount.path("export/hf");
+    assert_eq!(scene.ok(&format!("find {} ! -type f ! -type d", folder.display())), "");
+    let mut names: Vec<String> = files_below(&folder).into_keys().collect();
+    names.sort();
+    names
+}
+
+/// The metadata of the safetensors files below a directory, and the name, dtype, shape and SHA-256 of each tensor, as
+/// the official package reads them.
+fn loaded(dir: &Path) -> (BTreeMap<String, Value>, BTreeMap<String, Value>) {
+    let script = r#"
+import hashlib, json, pathlib, sys
+from safetensors import deserialize, safe_open
+files, tensors = {}, {}
+top = pathlib.Path(sys.argv[1])
+for path in sorted(top.rglob("*.safetensors")):
+    with safe_open(path, "numpy") as file:
+        files[str(path.relative_to(top))] = file.metadata()
+        names = set(file.keys())
+    for name, tensor in deserialize(path.read_bytes()):
+        names.remove(name)
+        assert name not in tensors, name
+        tensors[name] = [tensor["dtype"], tensor["shape"], hashlib.sha256(bytes(tensor["data"])).hexdigest()]
+    assert not names
+print(json.dumps([files, tensors]))
+"#;
+    let said = run_ok(python().to_str().unwrap(), ["-c".as_ref(), script.as_ref(), dir.as_os_str()]);
+    serde_json::from_str(&said).unwrap()
+}
+
+/// The SHA-256 of the tensors of a mount, by name.
+fn sums(scene: &Scene, mount: &Mount) -> BTreeMap<String, String> {
+    let said = scene.ok(&format!("cd {} && sha256sum -- *", mount.path("tensors").display()));
+    said.lines().map(|line| line.split_once("  ").unwrap()).map(|(sum, name)| (name.into(), sum.into())).collect()
+}
+
+/// Asserts that `export/hf/` has these files of weights, with all tensors of the model and `format: pt` in each of them.
+/// Returns their metadata.
+#[track_caller]
+fn assert_loads(scene: &Scene, mount: &Mount, weights: &[&str]) -> BTreeMap<String, Value> {
+    assert_eq!(listed(scene, mount), with_others(weights));
+    for name in OTHERS {
+        assert_eq!(mount.read(format!("export/hf/{name}")), mount.read(format!("files/{name}")), "{name}");
+    }
+    let (files, tensors) = loaded(&mount.path("export/hf"));
+    let expected = sums(scene, mount);
+    let found: BTreeMap<String, String> =
+        tensors.into_iter().map(|(name, tensor)| (name, tensor[2].as_str().unwrap().to_owned())).collect();
+    assert_eq!(found, expected);
+    assert!(files.values().all(|metadata| metadata["format"] == "pt"), "{files:?}");
+    files
+}
+
+fn index(mount: &Mount) -> Value {
+    serde_json::from_slice(&mount.read("export/hf/model.safetensors.index.json")).unwrap()
+}
+
+#[test]
+fn model_with_the_name_that_loaders_look_for_is_given_as_it_is() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = scene.mkdir("m");
+    add_others(&dir);
+    let model = scene.model("m/model.safetensors", &tensors(), PT);
+    for source in [&dir, &model] {
+        let mount = scene.mount(source, &[]);
+        assert_eq!(mount.read("export/hf/model.safetensors"), fs::read(&model).unwrap());
+        let shown = fs::metadata(mount.path("export/hf/model.safetensors")).unwrap();
+        assert_eq!((shown.blocks(), shown.nlink()), (1, 1));
+        let ino = |path: &str| fs::metadata(mount.path(path)).unwrap().ino();
+        assert_eq!((ino("export/hf/.."), ino("export/..")), (ino("export"), ino(".")));
+        assert_eq!(mount.log(), "");
+    }
+    let mount = scene.mount(&dir, &[]);
+    assert_loads(&scene, &mount, &["model.safetensors"]);
+    let ino = |path: &str| fs::metadata(mount.path(path)).unwrap().ino();
+    assert_eq!(ino("export/hf/onnx/.."), ino("export/hf"));
+    assert_eq!(
+        mount.list("export"),
+        ["hf", "model-bf16.safetensors", "model-clean.safetensors", "model-f32.safetensors", "model-whole.safetensors"]
+    );
+
+    // A copy is a conversion, with and without a mount.
+    scene.ok(&format!("cp -r {} copied", mount.path("export/hf").display()));
+    scene.ok("weightfs cp m export/hf without && diff -r copied without/hf");
+    assert_eq!(files_below(&scene.path("copied")).len(), OTHERS.len() + 1);
+    assert_eq!(scene.ok("weightfs cat m export/hf/onnx/notes.txt"), "notes");
+    let said = scene.ok("weightfs ls --files -n m export/hf");
+    assert!(said.contains("export/hf/model.safetensors") && said.contains("export/hf/onnx/"), "{said}");
+}
+
+#[test]
+fn model_with_another_name_or_format_gets_those_of_transformers() {
+    require_fuse!();
+    let scene = Scene::new();
+    for (dir, name, metadata, weights) in [
+        ("named", "llama.safetensors", PT, "model.safetensors"),
+        ("none", "model.safetensors", &[][..], "model.safetensors"),
+        ("mlx", "model.safetensors", &[("format", "mlx"), ("other", "kept")][..], "model.safetensors"),
+        ("np", "weights.safetensors", &[("format", "np")][..], "model.safetensors"),
+        ("unet", "diffusion_pytorch_model.fp16.safetensors", PT, "diffusion_pytorch_model.safetensors"),
+    ] {
+        add_others(&scene.mkdir(dir));
+        scene.model(&format!("{dir}/{name}"), &tensors(), metadata);
+        let mount = scene.mount(&scene.path(dir), &[]);
+        let files = assert_loads(&scene, &mount, &[weights]);
+        let kept: Vec<_> = metadata.iter().filter(|(key, _)| *key != "format").collect();
+        assert!(kept.iter().all(|(key, value)| files[weights][*key] == *value), "{files:?}");
+    }
+}
+
+/// Writes a model of two shards in `dir` with an index called `index`.
+fn sharded(scene: &Scene, dir: &str, index: &str, names: [&str; 2], metadata: [&[(&str, &str)]; 2]) -> PathBuf {
+    let path = scene.mkdir(dir);
+    add_others(&path);
+    let mut map = serde_json::Map::new();
+    for (at, (name, tensor)) in names.iter().zip(tensors()).enumerate() {
+        fs::create_dir_all(path.join(name).parent().unwrap()).unwrap();
+        map.insert(tensor.0.into(), (*name).into());
+        scene.model(&format!("{dir}/{name}"), &[tensor], metadata[at]);
+    }
+    fs::write(path.join(index), json!({"metadata": {"total_size": 34}, "weight_map": map}).to_string()).unwrap();
+    path
+}
+
+const INDEX: &str = "model.safetensors.index.json";
+const NUMBERED: [&str; 2] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+
+#[test]
+fn shards_and_their_index_are_given_as_they_are() {
+    require_fuse!();
+    let scene = Scene::new();
+    for (dir, names) in [("usual", NUMBERED), ("free", ["model-a.safetensors", "model-b.safetensors"])] {
+        let path = sharded(&scene, dir, INDEX, names, [PT, PT]);
+        let mount = scene.mount(&path.join(INDEX), &[]);
+        for name in [names[0], names[1], INDEX] {
+            assert_eq!(mount.read(format!("export/hf/{name}")), fs::read(path.join(name)).unwrap(), "{name}");
+        }
+        let mount = scene.mount(&path, &[]);
+        assert_loads(&scene, &mount, &[names[0], names[1], INDEX]);
+        assert_eq!(mount.log(), "");
+    }
+}
+
+#[test]
+fn index_and_shards_that_loaders_refuse_are_written_anew() {
+    require_fuse!();
+    let scene = Scene::new();
+    // transformers needs metadata in the index, and no byte order mark before it.
+    let dir = sharded(&scene, "bare", INDEX, NUMBERED, [PT, &[("format", "mlx"), ("own", "2")]]);
+    let map = json!({"embed": NUMBERED[0], "head": NUMBERED[1]});
+    for text in [
+        json!({"weight_map": map}).to_string(),
+        json!({"weight_map": map, "metadata": []}).to_string(),
+        format!("\u{feff}{}", json!({"metadata": {}, "weight_map": map})),
+    ] {
+        fs::write(dir.join(INDEX), text).unwrap();
+        let mount = scene.mount(&dir, &[]);
+        assert_loads(&scene, &mount, &[NUMBERED[0], NUMBERED[1], INDEX]);
+        let expected = json!({"metadata": {"total_size": 34, "total_parameters": 11}, "weight_map": map});
+        assert_eq!(index(&mount), expected);
+        // Only the file that loaders refuse has another header.
+        assert_eq!(mount.read(format!("export/hf/{}", NUMBERED[0])), fs::read(dir.join(NUMBERED[0])).unwrap());
+        assert_ne!(mount.read(format!("export/hf/{}", NUMBERED[1])), fs::read(dir.join(NUMBERED[1])).unwrap());
+    }
+    // Other names of the index, and a shard with the name of a whole model, which hides the index.
+    for (dir, index_name, names) in [
+        ("other", "llama.safetensors.index.json", ["1.safetensors", "2.safetensors"]),
+        ("variant", "model.safetensors.index.fp16.json", NUMBERED),
+        ("hidden", INDEX, ["model.safetensors", "model2.safetensors"]),
+        ("below", INDEX, ["deep/model-1.safetensors", "model-2.safetensors"]),
+        ("mistral", INDEX, ["consolidated-1.safetensors", "model-2.safetensors"]),
+    ] {
+        let path = sharded(&scene, dir, index_name, names, [PT, PT]);
+        let mount = scene.mount(&path.join(index_name), &[]);
+        let listed: Vec<String> = listed(&scene, &mount).into_iter().filter(|name| name.starts_with("model")).collect();
+        assert_eq!(listed, [NUMBERED[0], NUMBERED[1], INDEX], "{dir}");
+        assert_eq!(index(&mount)["weight_map"], map, "{dir}");
+        assert_eq!(mount.read(format!("export/hf/{}", NUMBERED[0])), fs::read(path.join(names[0])).unwrap(), "{dir}");
+    }
+    // Shards without an index get one.
+    fs::remove_file(dir.join(INDEX)).unwrap();
+    let mount = scene.mount(&dir, &[]);
+    assert_loads(&scene, &mount, &[NUMBERED[0], NUMBERED[1], INDEX]);
+    assert_eq!(index(&mount)["weight_map"], map);
+}
+
+#[test]
+fn pytorch_models_are_given_as_safetensors() {
+    require_fuse!();
+    let scene = Scene::new();
+    crate::pytorch::script(["write".as_ref(), scene.mkdir("torch").as_os_str()]);
+    for (dir, copies) in [
+        ("one", "cp torch/views.pt one/pytorch_model.bin"),
+        ("big", "cp torch/big.pt big/pytorch_model.bin"),
+        ("several", "cp torch/pytorch_model* several"),
+    ] {
+        add_others(&scene.mkdir(dir));
+        scene.ok(copies);
+        let mount = scene.mount(&scene.path(dir), &[]);
+        let files = assert_loads(&scene, &mount, &["model.safetensors"]);
+        assert_eq!(files["model.safetensors"], json!({"format": "pt"}), "{dir}");
+        assert!(mount.list("tensors").contains(&"tied".to_owned()));
+        assert_eq!(mount.log(), "");
+    }
+}
+
+#[test]
+fn other_models_have_no_folder() {
+    require_fuse!();
+    let scene = Scene::new();
+    let has_folder = |dir: &str| scene.mount(&scene.path(dir), &[]).list("export").contains(&"hf".to_owned());
+    let dir = scene.mkdir("m");
+    scene.model("m/model.safetensors", &tensors(), PT);
+    fs::write(dir.join("tokenizer.json"), "{}").unwrap();
+    fs::create_dir(dir.join("sub")).unwrap();
+    fs::write(dir.join("sub/config.json"), "{}").unwrap();
+    assert!(!has_folder("m"));
+    fs::create_dir(dir.join("config.json")).unwrap();
+    fs::write(dir.join("config.json/text"), "{}").unwrap();
+    assert!(!has_folder("m"));
+    fs::remove_dir_all(dir.join("config.json")).unwrap();
+    fs::write(dir.join("config.json"), "{}").unwrap();
+    assert!(has_folder("m"));
+    // The folder needs no view but its own.
+    let mount = scene.mount(&dir, &["--views=export"]);
+    assert_eq!(mount.read("export/hf/config.json"), b"{}");
+    assert_eq!(mount.list(""), ["export"]);
+
+    let path = scene.mkdir("g").join("model.gguf");
+    fs::write(path, gguf::file(&[("general.architecture", gguf::text(b"llama"))], &[("w", 0, &[4], pattern(16))]))
+        .unwrap();
+    fs::write(scene.path("g/config.json"), "{}").unwrap();
+    assert!(!has_folder("g"));
+    let npy = scene.mkdir("n");
+    fs::write(npy.join("config.json"), "{}").unwrap();
+    run_ok(
+        python().to_str().unwrap(),
+        [
+            "-c".as_ref(),
+            "import numpy, sys; numpy.save(sys.argv[1], numpy.zeros(3))".as_ref(),
+            npy.join("a.npy").as_os_str(),
+        ],
+    );
+    assert!(!has_folder("n"));
+}
+
+/// Loaders take random numbers for what is missing.
+#[test]
+fn what_is_not_the_whole_of_a_model_has_no_folder() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = sharded(&scene, "sharded", INDEX, NUMBERED, [PT, PT]);
+    let left_out = |source: &Path, args: &[&str], expected: &str| {
+        let mount = scene.mount(source, args);
+        assert!(!mount.list("export").contains(&"hf".to_owned()), "{expected}");
+        let log = mount.log();
+        assert!(log.contains(&format!("export/hf/: skipped: {expected}")), "{expected}: {log}");
+    };
+    left_out(&dir.join(NUMBERED[0]), &[], "\"model-00001-of-00002.safetensors\" is one of several files");
+    fs::remove_file(dir.join(NUMBERED[1])).unwrap();
+    left_out(&dir, &["--lenient"], "parts of the model that were left out: 1");
+    for (dir, name, tensor, expected) in [
+        ("adapter", "adapter_model.safetensors", "lora_A", "\"adapter_model.safetensors\" does not have the weights"),
+        ("state", "model.safetensors", "optimizer.m", "tensor \"optimizer.m\" belongs to the state of a training"),
+    ] {
+        add_others(&scene.mkdir(dir));
+        let file = scene.model(&format!("{dir}/{name}"), &[(tensor, Dtype::U8, &[2], vec![0; 2])], PT);
+        left_out(&file, &[], expected);
+    }
+    add_others(&scene.mkdir("dtype"));
+    let header = br#"{"__metadata__":{"format":"pt"},"w":{"dtype":"C128","shape":[1],"data_offsets":[0,16]}}"#;
+    let file = scene.raw("dtype/model.safetensors", header, &[0; 16]);
+    left_out(&file, &[], "tensor \"w\": no loader reads the dtype");
+}
+
+#[test]
+fn copy_of_the_folder_does_not_overwrite_a_model_in_a_directory_called_hf() {
+    require_fuse!();
+    let scene = Scene::new();
+    add_others(&scene.mkdir("hf"));
+    let model = scene.model("hf/model.safetensors", &tensors(), PT);
+    let before = fs::read(&model).unwrap();
+    let mount = scene.mount(&scene.path("hf"), &[]);
+    scene.ok(&format!("cp -r {}/hf* .", mount.path("export").display()));
+    assert_eq!(fs::read(&model).unwrap(), before);
+    assert_eq!(fs::read(scene.path("hf-hf/model.safetensors")).unwrap(), before);
+}
+
+#[test]
+fn permissions_are_those_of_the_model_and_of_each_other_file() {
+    require_root!();
+    let scene = Scene::new();
+    let dir = scene.mkdir("m");
+    add_others(&dir);
+    scene.model("m/model.safetensors", &tensors(), PT);
+    scene.ok("chmod 755 . && chmod -R u=rwX,go=rX m && chmod 600 m/tokenizer.json && mkdir mnt");
+    let read = |name: &str| {
+        let path = scene.path("mnt/export/hf").join(name);
+        scene
+            .sh(&format!("setpriv --reuid=65534 --regid=65534 --clear-groups -- cat {} >/dev/null", path.display()))
+            .code
+            == 0
+    };
+    scene.ok("weightfs -o allow_other m mnt");
+    let found = ["model.safetensors", "config.json", "onnx/notes.txt", "tokenizer.json"].map(read);
+    let modes = scene.ok("cd mnt/export/hf && stat -c '%a %n' . * && cd - && weightfs umount mnt");
+    assert_eq!(found, [true, true, true, false], "{modes}");
+    assert!(
+        modes.starts_with("555 .\n444 config.json\n444 model.safetensors\n555 onnx\n400 tokenizer.json\n"),
+        "{modes}"
+    );
+    // A user who may not read the model reads nothing of the folder.
+    scene.wait_for_end();
+    scene.ok("chmod 600 m/model.safetensors && weightfs -o allow_other m mnt");
+    let found = ["model.safetensors", "config.json", "onnx/notes.txt", "tokenizer.json"].map(read);
+    scene.ok("weightfs umount mnt");
+    assert_eq!(found, [false; 4]);
+    scene.wait_for_end();
+}
+
+/// transformers itself, which `scripts/oracles` installs, loads the folder, and no tensor is missing.
+#[test]
+fn transformers_loads_the_folder() {
+    require_fuse!();
+    if std::env::var_os("REQUIRE_ORACLES").is_none() {
+        eprintln!("skipped: takes 6 GB of Python packages; run scripts/oracles and set REQUIRE_ORACLES=1");
+        return;
+    }
+    let scene = Scene::new();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/transformers_folders.py").into_os_string();
+    let python = python().into_os_string().into_string().unwrap();
+    let models = scene.mkdir("models");
+    run_ok(&python, [script.as_os_str(), "write".as_ref(), models.as_os_str()]);
+    for name in ["plain", "tied"] {
+        for form in ["", "-bin", "-named", "-sharded", "-bare"] {
+            let mount = scene.mount(&models.join(format!("{name}{form}")), &[]);
+            let (found, expected) = (mount.path("export/hf"), models.join(name));
+            let said = run_ok(&python, [script.as_os_str(), "load".as_ref(), found.as_os_str(), expected.as_os_str()]);
+            assert_eq!(said, "True {}\n", "{name}{form}");
+        }
+    }
+}
