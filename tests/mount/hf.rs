@@ -77,8 +77,8 @@ fn sums(scene: &Scene, mount: &Mount) -> BTreeMap<String, String> {
     said.lines().map(|line| line.split_once("  ").unwrap()).map(|(sum, name)| (name.into(), sum.into())).collect()
 }
 
-/// Asserts that `export/hf/` has these files of weights, with all tensors of the model and `format: pt` in each of them.
-/// Returns their metadata.
+/// Asserts that `export/hf/` has these files of weights, with all tensors of the model and `format: pt` in each of
+/// them. Returns their metadata.
 #[track_caller]
 fn assert_loads(scene: &Scene, mount: &Mount, weights: &[&str]) -> BTreeMap<String, Value> {
     assert_eq!(listed(scene, mount), with_others(weights));
