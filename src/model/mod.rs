@@ -45,6 +45,7 @@ pub use open::{OpenedModel, model_files, open_below, open_in, open_location, ope
 pub use others::{OtherFile, OtherFiles};
 pub use population::TensorPopulation;
 pub use quantized::QuantizedWeights;
+pub use recognise::configs;
 pub use refusal::refused_stat;
 pub use table::{
     INDEX, Model, ModelFile, ModelForm, NoteKind, StatedTotals, Tensor, find_value, is_data_hash, metadata_text,

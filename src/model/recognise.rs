@@ -24,7 +24,7 @@ const OTHERS: [&str; 3] = ["hf_quant_config.json", "quantize_config.json", "quan
 const CONFIG_MAX: u64 = 16 << 20;
 
 /// The names of the files beside a model that may describe its quantization.
-pub(super) fn configs() -> impl Iterator<Item = &'static str> {
+pub fn configs() -> impl Iterator<Item = &'static str> {
     [CONFIG].into_iter().chain(OTHERS)
 }
 
@@ -36,7 +36,7 @@ impl Model {
         if !self.form.holds_weights || !quantization::may_be_quantized(&tensors) {
             return Ok(());
         }
-        let ReadConfigs { config, network, files } = read_configs(self)?;
+        let ReadConfigs { own, config, network, files } = read_configs(self)?;
         let found = match quantization::wanted(&tensors) {
             Ok(wanted) => {
                 let all: Vec<(usize, u64)> =
@@ -62,7 +62,7 @@ impl Model {
         };
         self.quantized = QuantizedWeights::new(found);
         self.facts.described_by.extend(files);
-        self.facts.network = network;
+        (self.facts.config, self.facts.network) = (own, network);
         Ok(())
     }
 
@@ -84,6 +84,8 @@ fn named_network(config: &Value) -> Option<String> {
 
 /// The contents of the configuration files of a model.
 struct ReadConfigs {
+    /// The text of `config.json`.
+    own: Option<Vec<u8>>,
     config: QuantizationConfig,
     network: Option<String>,
     files: Vec<DescribingFile>,
@@ -155,13 +157,13 @@ fn read_share(model: &Model, share: &[(usize, u64)]) -> Result<Vec<(usize, Vec<u
 fn read_configs(model: &Model) -> Result<ReadConfigs, Error> {
     let dir = model.main_file().parent();
     let mut files = Vec::new();
-    let config = read_config(&dir.join(CONFIG), &mut files)?;
+    let (config, own) = read_config(&dir.join(CONFIG), &mut files)?.unzip();
     let mut found = QuantizationConfig::new(config.as_ref(), None);
     for other in OTHERS {
         if found.is_quantized {
             break;
         }
-        if let Some(other) = read_config(&dir.join(other), &mut files)? {
+        if let Some((other, _)) = read_config(&dir.join(other), &mut files)? {
             found = QuantizationConfig::new(config.as_ref(), Some(&other));
         }
     }
@@ -170,14 +172,15 @@ fn read_configs(model: &Model) -> Result<ReadConfigs, Error> {
     let network = config.as_ref().and_then(named_network);
     Ok(ReadConfigs {
         config: comfy.fold(found, |config, (_, value)| config.with_comfy_metadata(value.text())),
+        own,
         network,
         files,
     })
 }
 
-/// The content of a JSON file, which is added to `files`; `None` if it is absent or unusable. An unusable file is
-/// logged. Fails if another attempt may succeed.
-fn read_config(location: &Location, files: &mut Vec<DescribingFile>) -> Result<Option<Value>, Error> {
+/// The content and the text of a JSON file, which is added to `files`; `None` if it is absent or unusable. An unusable
+/// file is logged. Fails if another attempt may succeed.
+fn read_config(location: &Location, files: &mut Vec<DescribingFile>) -> Result<Option<(Value, Vec<u8>)>, Error> {
     if !source::exists(location) {
         return Ok(None);
     }
@@ -185,7 +188,7 @@ fn read_config(location: &Location, files: &mut Vec<DescribingFile>) -> Result<O
         Ok((text, file)) => match quantization::parse_config(&text) {
             Ok(value) => {
                 files.push(file);
-                return Ok(Some(value));
+                return Ok(Some((value, text)));
             }
             Err(error) => format!("{location}: ignored: {error}"),
         },

@@ -112,6 +112,8 @@ pub struct ModelFacts {
     pub main_file: Option<Location>,
     /// The directory that holds all files, if that is not the directory of the main file or one above it.
     pub base: Option<Location>,
+    /// The text of `config.json`, if it was read because the model may be quantized.
+    pub config: Option<Vec<u8>>,
     /// The network that the configuration of a quantized model names, such as `llama`.
     pub network: Option<String>,
     /// The name of the model, if it does not follow from its location.

@@ -102,10 +102,15 @@ impl ModelExport {
         Self::with_metadata(model, tensors, conversion, align, None)
     }
 
-    /// As [`ModelExport::new`], without a conversion. The metadata is this one, without hashes of data and with the
-    /// format that loaders look for.
-    pub fn for_loaders(model: &Arc<Model>, tensors: ExportTensors, metadata: &[(String, MetadataValue)]) -> Self {
-        Self::with_metadata(model, tensors, None, None, Some(metadata))
+    /// As [`ModelExport::new`]. The metadata is this one, without hashes of data and with the format that loaders look
+    /// for.
+    pub fn for_loaders(
+        model: &Arc<Model>,
+        tensors: ExportTensors,
+        conversion: Option<ValueConversion>,
+        metadata: &[(String, MetadataValue)],
+    ) -> Self {
+        Self::with_metadata(model, tensors, conversion, None, Some(metadata))
     }
 
     /// As [`ModelExport::new`], with the metadata of the model or with another one.

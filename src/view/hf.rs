@@ -1,19 +1,31 @@
 //! `export/hf/`: the model as a folder that `from_pretrained` of transformers opens. It has the other files of the
-//! model's directory, and the weights as safetensors files under the names that loaders look for.
+//! model's directory, and the weights as safetensors files under the names that loaders look for. `export/hf-bf16/` and
+//! `export/hf-f32/` are the same of a quantized model, with dequantized weights.
 //!
 //! Source: `modeling_utils.py` of transformers and `utils/modeling.py` of accelerate.
 
 use super::export::{ExportFile, ExportTree, FORMAT_KEY, ModelExport, PYTORCH_FORMAT};
 use super::selection::ExportTensors;
 use super::shards::{IndexedShard, ShardTensors, index_json, shard_name};
+use super::values::{FloatDtype, ValueConversion};
 use crate::content::{Content, Segment};
 use crate::format::{Dtype, MetadataValue, pytorch, safetensors};
+use crate::model::quantization::QuantizedWeight;
 use crate::model::{self, INDEX, Model, ModelFile, ModelFileId, OtherFiles, TensorId, TreeEntry};
 use crate::name;
 use crate::text::quote;
+use serde_json::{Map, Value};
 use std::sync::Arc;
 
-const FOLDER: &str = "hf";
+/// The folders, and the dtype of dequantized weights in each.
+const FOLDERS: [(&str, Option<FloatDtype>); 3] =
+    [("hf", None), ("hf-bf16", Some(FloatDtype::Bf16)), ("hf-f32", Some(FloatDtype::F32))];
+
+/// Maximum size of a configuration that is written again, in bytes.
+const CONFIG_MAX: usize = 1 << 20;
+
+/// The keys of a configuration that describe the quantization: of transformers, of compressed-tensors, and of MLX.
+const QUANTIZATION_KEYS: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
 
 /// The file without which no loader opens a folder.
 const CONFIG: &str = "config.json";
@@ -42,21 +54,32 @@ const TRAINING_TENSORS: [&str; 5] = ["optimizer.", "optimizer_states.", "optim."
 /// The files of weights by their names in the folder.
 type WeightFiles = Vec<(String, Content)>;
 
-/// Adds the folder to `export/` if loaders can open it. Logs a warning if they could, but it would not have the whole
-/// model.
-pub fn add_folder(model: &Arc<Model>, tree: &mut ExportTree) {
+/// Adds to `export/` the folders that loaders can open. With `dequantized`, those of dequantized weights too. Logs a
+/// warning for each that would not have the whole model.
+pub fn add_folders(model: &Arc<Model>, dequantized: bool, tree: &mut ExportTree) {
     if !has_folder(model) {
         return;
     }
-    let weights = match refusal(model).map_or_else(|| weight_files(model), Err) {
-        Ok(weights) => weights,
-        Err(refusal) => return log::warn!("export/{FOLDER}/: skipped: {refusal}"),
-    };
-    let Some(folder) = add_others(&model.facts.others, 0, tree, 0) else { return };
+    if let Some(refusal) = refusal(model) {
+        return log::warn!("export/hf/: skipped: {refusal}");
+    }
+    let is_quantized = dequantized && !model.quantized.weights().is_empty();
+    for (name, to) in FOLDERS.into_iter().filter(|(_, to)| to.is_none() || is_quantized) {
+        if let Err(refusal) = add_folder(model, (name, to), tree) {
+            log::warn!("export/{name}/: skipped: {refusal}");
+        }
+    }
+}
+
+fn add_folder(model: &Arc<Model>, (name, to): (&str, Option<FloatDtype>), tree: &mut ExportTree) -> Result<(), String> {
+    let config = to.map(|to| converted_config(model, to)).transpose()?;
+    let weights = weight_files(model, to)?;
+    let Some(folder) = add_others(&model.facts.others, 0, tree, 0, config) else { return Ok(()) };
     for (name, content) in weights {
         tree.add_file(folder, name, ExportFile::Made(content));
     }
-    tree.insert(0, folder_name(model), TreeEntry::Folder(folder));
+    tree.insert(0, folder_name(model, name), TreeEntry::Folder(folder));
+    Ok(())
 }
 
 /// Whether the model is one of safetensors or PyTorch files and has a configuration.
@@ -84,29 +107,101 @@ fn refusal(model: &Model) -> Option<String> {
     Some(format!("tensor {tensor} belongs to the state of a training"))
 }
 
-/// The name of the folder. A copy of it beside the directory of the model must not overwrite the model.
-fn folder_name(model: &Model) -> String {
-    let mut name = FOLDER.to_owned();
-    while model.main_file().parent().file_name() == &name[..] {
-        name = format!("{name}-{FOLDER}");
+/// The configuration of a model of these numbers, which are no longer quantized. Fails if loaders would not take the
+/// dequantized weights for those of the model.
+fn converted_config(model: &Model, to: FloatDtype) -> Result<Content, String> {
+    if let Some(warning) = model.quantized.warnings().first() {
+        return Err(warning.to_string());
     }
-    name
+    if let Some((weight, reason)) = model.quantized.weights().iter().find_map(|weight| Some((weight, unlike(weight)?)))
+    {
+        let name = quote(model.numbers(TensorId::new(weight.values), true).name());
+        return Err(format!("tensor {name}: {reason}"));
+    }
+    let text = model.facts.config.as_ref().filter(|text| text.len() <= CONFIG_MAX);
+    let text = text.ok_or_else(|| format!("{CONFIG} is missing, or has more than {CONFIG_MAX} bytes"))?;
+    // Python writes words for infinite numbers that JSON does not have, and reads nothing else as such.
+    let config: Result<Map<String, Value>, _> = serde_json::from_slice(text);
+    let mut config = config.map_err(|error| format!("{CONFIG} cannot be written again: {error}"))?;
+    if is_rotated(&config) {
+        return Err(format!("{CONFIG} describes a rotation of the activations (transform_config)"));
+    }
+    convert_fields(&mut config, to);
+    config.insert("dtype".into(), to.torch_name().into());
+    // Serializing a value that was parsed cannot fail.
+    Ok(Content::literal((serde_json::to_string(&config).unwrap_or_default() + "\n").into_bytes()))
+}
+
+/// Why a dequantized weight is not what the layer of a loader multiplies with.
+fn unlike(weight: &QuantizedWeight) -> Option<&'static str> {
+    let class = &weight.class;
+    match class.scheme {
+        _ if class.parameters.smoothed => Some("its activations have to be scaled too"),
+        // The experts of gpt-oss are transposed, and MLX joins those of one layer under names of its own.
+        "MXFP4" | "MLX" if class.shape.len() > 2 => {
+            Some("loaders expect its matrices in another order or under other names")
+        }
+        _ => None,
+    }
+}
+
+/// Whether the configuration of compressed-tensors says that activations are rotated.
+fn is_rotated(config: &Map<String, Value>) -> bool {
+    let parts = QUANTIZATION_KEYS.iter().filter_map(|key| config.get(*key)?.get("transform_config"));
+    parts.filter_map(Value::as_object).any(|transforms| transforms.values().any(|value| !is_empty(value)))
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.is_null() || value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty)
+}
+
+/// Removes the description of the quantization from a configuration and from those in it, and sets the dtypes that they
+/// state. The weights have other names now, too.
+fn convert_fields(config: &mut Map<String, Value>, to: FloatDtype) {
+    let has_dtype = ["dtype", "torch_dtype"].iter().any(|key| config.contains_key(*key));
+    config.retain(|key, _| {
+        !QUANTIZATION_KEYS.contains(&&key[..]) && key != "torch_dtype" && key != "transformers_weights"
+    });
+    if has_dtype {
+        config.insert("dtype".into(), to.torch_name().into());
+    }
+    config.values_mut().filter_map(Value::as_object_mut).for_each(|part| convert_fields(part, to));
+}
+
+/// The name of a folder. A copy of it beside the directory of the model must not overwrite the model.
+fn folder_name(model: &Model, name: &str) -> String {
+    let mut found = name.to_owned();
+    while model.main_file().parent().file_name() == &found[..] {
+        found = format!("{found}-{name}");
+    }
+    found
 }
 
 /// Adds what is in a folder of the other files, and returns the number of the new folder if there is anything. Loaders
-/// take every file with a suffix of weights for a part of the model, so those are left out.
-fn add_others(others: &OtherFiles, number: usize, tree: &mut ExportTree, parent: usize) -> Option<usize> {
+/// take every file with a suffix of weights for a part of the model, so those are left out. With a `config`, that
+/// replaces those that describe the quantization.
+fn add_others(
+    others: &OtherFiles,
+    number: usize,
+    tree: &mut ExportTree,
+    parent: usize,
+    config: Option<Content>,
+) -> Option<usize> {
     let folder = others.folder(number)?;
     let added = tree.add_folder(parent, folder.stat);
-    for (name, entry) in folder.entries().iter().filter(|(name, _)| !is_weights(name)) {
+    let is_replaced = |name: &str| config.is_some() && model::configs().any(|replaced| replaced == name);
+    for (name, entry) in folder.entries().iter().filter(|(name, _)| !is_weights(name) && !is_replaced(name)) {
         match *entry {
             TreeEntry::File(file) => tree.add_file(added, name.clone(), ExportFile::Other(file)),
             TreeEntry::Folder(inner) => {
-                if let Some(inner) = add_others(others, inner, tree, added) {
+                if let Some(inner) = add_others(others, inner, tree, added, None) {
                     tree.insert(added, name.clone(), TreeEntry::Folder(inner));
                 }
             }
         }
+    }
+    if let Some(config) = config {
+        tree.add_file(added, CONFIG.to_owned(), ExportFile::Made(config));
     }
     tree.drop_empty_folder().then_some(added)
 }
@@ -118,10 +213,13 @@ fn is_weights(name: &str) -> bool {
 }
 
 /// The files of weights, and their index if loaders need one. Fails if a safetensors file cannot hold a tensor.
-fn weight_files(model: &Arc<Model>) -> Result<WeightFiles, String> {
+fn weight_files(model: &Arc<Model>, to: Option<FloatDtype>) -> Result<WeightFiles, String> {
     let name = model.main_file().file_name().to_string_lossy();
     let stem = if name.starts_with(DIFFUSERS) { DIFFUSERS } else { "model" };
-    if are_safetensors(model) { stored_files(model, stem) } else { made_files(model, stem, SHARD_MAX) }
+    match to {
+        None if are_safetensors(model) => stored_files(model, stem),
+        to => made_files(model, stem, to.map(|to| ValueConversion { to, dequantized: true }), SHARD_MAX),
+    }
 }
 
 /// Whether the files of the model are safetensors files that hold its tensors, as the official reader reads them.
@@ -149,7 +247,7 @@ fn stored_files(model: &Arc<Model>, stem: &str) -> Result<WeightFiles, String> {
         let own = model.facts.documents.iter().find(|(name, _)| *name == INDEX && keeps_names);
         let content = match own {
             Some((_, source)) => Segment::extent(source, 0..source.len()).into(),
-            None => new_index(model, &files, model.file_ids().map(|id| model.stored_in(id).iter().collect())),
+            None => new_index(model, &files, model.file_ids().map(|id| model.stored_in(id).iter().collect()), None),
         };
         files.push((index, content));
     }
@@ -157,9 +255,14 @@ fn stored_files(model: &Arc<Model>, stem: &str) -> Result<WeightFiles, String> {
 }
 
 /// The index of files with these tensors.
-fn new_index(model: &Model, files: &WeightFiles, tensors: impl Iterator<Item = Vec<TensorId>>) -> Content {
+fn new_index(
+    model: &Model,
+    files: &WeightFiles,
+    tensors: impl Iterator<Item = Vec<TensorId>>,
+    conversion: Option<ValueConversion>,
+) -> Content {
     let shards = files.iter().zip(tensors);
-    let shards = shards.map(|((name, _), ids)| IndexedShard::new(model, name.clone(), ids.into_iter(), None));
+    let shards = shards.map(|((name, _), ids)| IndexedShard::new(model, name.clone(), ids.into_iter(), conversion));
     Content::literal(index_json(&shards.collect::<Vec<_>>()).into_bytes())
 }
 
@@ -180,7 +283,7 @@ fn stored_content(model: &Arc<Model>, id: ModelFileId) -> Result<Content, String
     if model::metadata_text(&header.metadata, FORMAT_KEY) == Some(PYTORCH_FORMAT) {
         return Ok(Segment::extent(source, 0..source.len()).into());
     }
-    made_content(model, tensors, &header.metadata)
+    made_content(model, tensors, None, &header.metadata)
 }
 
 /// Fails if the official reader refuses the dtype of a tensor.
@@ -196,29 +299,38 @@ fn check_dtypes(model: &Model, tensors: &ExportTensors) -> Result<(), String> {
 fn made_content(
     model: &Arc<Model>,
     tensors: ExportTensors,
+    conversion: Option<ValueConversion>,
     metadata: &[(String, MetadataValue)],
 ) -> Result<Content, String> {
-    let export = ModelExport::for_loaders(model, tensors, metadata);
+    let export = ModelExport::for_loaders(model, tensors, conversion, metadata);
     export.content(false).cloned().ok_or_else(|| export.refusal())
 }
 
 /// New files for all tensors of the model, with at most `max` bytes of data each. Tensors that share their bytes, such
 /// as an output layer that is tied to the embeddings, are all written: only the configuration tells which of them
 /// loaders tie again.
-pub fn made_files(model: &Arc<Model>, stem: &str, max: u64) -> Result<WeightFiles, String> {
-    check_dtypes(model, &ExportTensors::Whole)?;
-    let made = ShardTensors::new(model, &ExportTensors::Whole, None, max);
+pub fn made_files(
+    model: &Arc<Model>,
+    stem: &str,
+    conversion: Option<ValueConversion>,
+    max: u64,
+) -> Result<WeightFiles, String> {
+    let all = ExportTensors::all(model, conversion);
+    if conversion.is_none() {
+        check_dtypes(model, &all)?;
+    }
+    let made = ShardTensors::new(model, &all, conversion, max);
     let count = made.count();
     if count > SHARDS_MAX {
         return Err(format!("it would have {count} files; at most {SHARDS_MAX} are made"));
     }
     let mut files = WeightFiles::new();
     for (at, (_, tensors)) in made.files().enumerate() {
-        let content = made_content(model, ExportTensors::These(tensors.into()), &[])?;
+        let content = made_content(model, ExportTensors::These(tensors.into()), conversion, &[])?;
         files.push((shard_name(stem, at, count), content));
     }
     if count > 1 {
-        let index = new_index(model, &files, made.files().map(|(_, tensors)| tensors.to_vec()));
+        let index = new_index(model, &files, made.files().map(|(_, tensors)| tensors.to_vec()), conversion);
         files.push((format!("{stem}.safetensors.index.json"), index));
     }
     Ok(files)

@@ -418,7 +418,7 @@ fn files_for_loaders_have_all_tensors_also_in_several_files() {
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
     let views = views_of(MemorySource::new(file), ParseMode::Lenient);
     let made = |max: u64| -> Vec<(String, Vec<u8>)> {
-        let files = hf::made_files(&views.model, "model", max).unwrap();
+        let files = hf::made_files(&views.model, "model", None, max).unwrap();
         let read = |content: Content| content.read(0..content.len(), &ReadRequest::WAIT).unwrap().to_vec();
         files.into_iter().map(|(name, content)| (name, read(content))).collect()
     };

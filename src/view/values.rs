@@ -27,6 +27,15 @@ impl FloatDtype {
         }
     }
 
+    /// Its name in the configuration of a model.
+    pub fn torch_name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bfloat16",
+            Self::F16 => "float16",
+            Self::F32 => "float32",
+        }
+    }
+
     /// Size of an element in bytes.
     pub fn size(self) -> usize {
         match self {

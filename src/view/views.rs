@@ -45,8 +45,9 @@ impl ModelViews {
 
     pub fn exports(&self) -> &ExportTree {
         self.exports.get_or_init(|| {
-            let mut tree = export::export_files(&self.model, self.shown.is_dequantized());
-            hf::add_folder(&self.model, &mut tree);
+            let dequantized = self.shown.is_dequantized();
+            let mut tree = export::export_files(&self.model, dequantized);
+            hf::add_folders(&self.model, dequantized, &mut tree);
             tree
         })
     }

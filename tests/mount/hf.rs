@@ -1,7 +1,9 @@
 //! `export/hf/`: a folder that loaders open.
 
 use crate::gguf;
+use crate::quantized;
 use crate::support::{Mount, Scene, Tensor, files_below, pattern, python, require_fuse, require_root, run_ok};
+use crate::vectors::{Case, cases};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -315,6 +317,99 @@ fn what_is_not_the_whole_of_a_model_has_no_folder() {
     let header = br#"{"__metadata__":{"format":"pt"},"w":{"dtype":"C128","shape":[1],"data_offsets":[0,16]}}"#;
     let file = scene.raw("dtype/model.safetensors", header, &[0; 16]);
     left_out(&file, &[], "tensor \"w\": no loader reads the dtype");
+}
+
+#[test]
+fn quantized_models_have_folders_of_dequantized_weights() {
+    require_fuse!();
+    let scene = Scene::new();
+    let wanted = ["fp8_block", "gptq_4_v2_order", "awq", "ct_packed_4_channel_ragged"];
+    let cases: Vec<Case> = cases().into_iter().filter(|case| wanted.contains(&&*case.name)).collect();
+    assert_eq!(cases.len(), wanted.len());
+    for case in &cases {
+        for is_sharded in [false, true] {
+            let dir = scene.path(format!("{}-{is_sharded}", case.name));
+            quantized::write_case(&dir, case, is_sharded);
+            // The configuration of some schemes is in another file.
+            let config = fs::read(dir.join("config.json")).unwrap_or_else(|_| b"{}".into());
+            let mut config: Value = serde_json::from_slice(&config).unwrap();
+            config["torch_dtype"] = "float16".into();
+            config["thinker_config"] = json!({
+                "text_config": {"quantization_config": {}, "compression_config": {}, "torch_dtype": "float16", "layers": 2},
+            });
+            config["kept"] = json!({"layers": 3});
+            fs::write(dir.join("config.json"), config.to_string()).unwrap();
+            let mount = scene.mount(&dir, &[]);
+            for (folder, export, dtype) in [("hf-bf16", "model-bf16", "bfloat16"), ("hf-f32", "model-f32", "float32")] {
+                let mut found: Vec<String> = files_below(&mount.path(format!("export/{folder}"))).into_keys().collect();
+                found.sort();
+                assert_eq!(found, ["config.json", "model.safetensors"], "{}", case.name);
+                let config: Value =
+                    serde_json::from_slice(&mount.read(format!("export/{folder}/config.json"))).unwrap();
+                assert_eq!(config["dtype"], dtype);
+                assert_eq!(config["thinker_config"], json!({"text_config": {"dtype": dtype, "layers": 2}}));
+                assert_eq!(config["kept"], json!({"layers": 3}));
+                assert!(!config.to_string().contains("ion_config") && config.get("torch_dtype").is_none());
+                // The values are those of the whole model, which are compared with the libraries elsewhere.
+                let copy = scene.mkdir(&format!("{}-{is_sharded}-{folder}", case.name));
+                fs::copy(mount.path(format!("export/{export}.safetensors")), copy.join("model.safetensors")).unwrap();
+                let (metadata, tensors) = loaded(&mount.path(format!("export/{folder}")));
+                assert_eq!(tensors, loaded(&copy).1, "{}", case.name);
+                assert!(tensors.contains_key(&case.expected.tensors[0].name), "{}", case.name);
+                assert_eq!(metadata["model.safetensors"], json!({"format": "pt"}));
+            }
+            // As stored, with the configuration that describes it.
+            assert_eq!(mount.read("export/hf/config.json"), fs::read(dir.join("config.json")).unwrap());
+            let stored = scene.mount(&dir, &["--stored"]);
+            assert!(!stored.list("export").iter().any(|name| name.starts_with("hf-")));
+        }
+    }
+}
+
+/// Writes a model of zeros in `dir`, with tensors given by name, dtype, shape and size, and its configuration.
+fn zeros(scene: &Scene, dir: &str, tensors: &[(&str, &str, &[u64], usize)], config: &str) -> PathBuf {
+    let path = scene.mkdir(dir);
+    fs::write(path.join("config.json"), config).unwrap();
+    let (mut header, mut end) = (serde_json::Map::new(), 0);
+    for (name, dtype, shape, len) in tensors {
+        end += len;
+        header.insert((*name).into(), json!({"dtype": dtype, "shape": shape, "data_offsets": [end - len, end]}));
+    }
+    scene.raw(&format!("{dir}/model.safetensors"), Value::from(header).to_string().as_bytes(), &vec![0; end]);
+    path
+}
+
+#[test]
+fn dequantized_weights_that_a_layer_would_misread_have_no_folder() {
+    require_fuse!();
+    let scene = Scene::new();
+    let fp8: &[(&str, &str, &[u64], usize)] =
+        &[("l.weight", "F8_E4M3", &[4, 4], 16), ("l.weight_scale", "F32", &[1], 4)];
+    let smoothed = [fp8, &[("l.pre_quant_scale", "F32", &[4], 16)]].concat();
+    let experts: &[(&str, &str, &[u64], usize)] =
+        &[("e.gate_up_proj_blocks", "U8", &[2, 4, 1, 16], 128), ("e.gate_up_proj_scales", "U8", &[2, 4, 1], 8)];
+    let mxfp4 = r#"{"quantization_config": {"quant_method": "mxfp4"}}"#;
+    let rotated =
+        r#"{"quantization_config": {"quant_method": "fp8", "transform_config": {"config_groups": {"R1": {}}}}}"#;
+    let infinite = r#"{"quantization_config": {"quant_method": "fp8"}, "limit": [0.0, Infinity]}"#;
+    let plain = r#"{"quantization_config": {"quant_method": "fp8", "transform_config": {}}}"#;
+    for (dir, tensors, config, expected) in [
+        ("smoothed", &smoothed[..], plain, "tensor \"l.weight\": its activations have to be scaled too"),
+        ("experts", experts, mxfp4, "tensor \"e.gate_up_proj\": loaders expect its matrices in another order"),
+        ("rotated", fp8, rotated, "config.json describes a rotation"),
+        ("infinite", fp8, infinite, "config.json cannot be written again"),
+        ("plain", fp8, plain, ""),
+    ] {
+        let mount = scene.mount(&zeros(&scene, dir, tensors, config), &[]);
+        let found: Vec<String> = mount.list("export").into_iter().filter(|name| name.starts_with("hf")).collect();
+        let log = mount.log();
+        if expected.is_empty() {
+            assert_eq!(found, ["hf", "hf-bf16", "hf-f32"], "{log}");
+        } else {
+            assert_eq!(found, ["hf"], "{dir}: {log}");
+            assert!(log.contains(&format!("export/hf-bf16/: skipped: {expected}")), "{dir}: {log}");
+        }
+    }
 }
 
 #[test]
