@@ -57,8 +57,8 @@ impl NamedModels {
         let mut locator = SourceLocator::for_command(remote)?;
         for source in sources {
             let complaints = match locator.locate(source) {
-                // All splits of a model may be named, as by `*.gguf`.
-                Ok(source) if model::first_split(&source).is_some_and(|first| !split.insert(first)) => continue,
+                // All files of a model may be named, as by `*.gguf`.
+                Ok(source) if model::common_location(&source).is_some_and(|common| !split.insert(common)) => continue,
                 Ok(source) => match model::model_files(&source) {
                     Ok(found) => {
                         let named = |location| NamedModel { location, top: found.top.clone() };

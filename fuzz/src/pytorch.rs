@@ -1,10 +1,11 @@
 //! Target `pytorch`: whatever the bytes of a file are, the parser of PyTorch checkpoints returns a header or an error.
 //! The tensors of a sound file lie in the file, and the lenient parser finds the same ones. An input that begins with
-//! byte 1 is the description of a distributed checkpoint.
+//! byte 1 is the description of a distributed checkpoint. Every file is also read as one that a process of FSDP or of
+//! DeepSpeed has written: what it holds lies in the file too.
 
 use std::collections::HashSet;
-use weightfs::format::pytorch::CheckpointIndex;
-use weightfs::format::{Error, Header, HeaderInput, MissingRange, ParseMode, lint_header, parse_header, pytorch};
+use weightfs::format::pytorch::{self, CheckpointIndex, RankFile, RankLimits, RankPart};
+use weightfs::format::{Error, Header, HeaderInput, MissingRange, ParseMode, lint_header, parse_header};
 
 pub fn run(bytes: &[u8]) -> bool {
     // A sound archive is rarely made by chance, so half of the inputs are the pickle of one.
@@ -17,6 +18,7 @@ pub fn run(bytes: &[u8]) -> bool {
         Some((1, metadata)) => return run_metadata(metadata),
         _ => bytes,
     };
+    run_ranks(bytes);
     let Ok(strict) = read(bytes, ParseMode::Strict) else {
         if let Ok(lenient) = read(bytes, ParseMode::Lenient) {
             check(&lenient, bytes.len() as u64);
@@ -83,9 +85,45 @@ fn check(header: &Header, len: u64) {
 }
 
 fn read(file: &[u8], mode: ParseMode) -> Result<Header, Error> {
+    read_with(file, |input| parse_header(input, mode))
+}
+
+/// Reads a file as each of those that a process writes for itself.
+fn run_ranks(file: &[u8]) {
+    let limits = RankLimits::default();
+    let mut parts: Vec<RankPart> = Vec::new();
+    if let Ok(RankFile { tensors, .. }) = read_with(file, |input| pytorch::parse_rank_file(input, &limits)) {
+        for held in tensors.into_iter().filter_map(|tensor| tensor.held.ok()) {
+            assert!(held.boxes.iter().all(|one| {
+                let ends = one.offsets.iter().zip(&one.part.shape).map(|(start, len)| start + len);
+                // Only the parts of DTensors are known to lie inside.
+                one.offsets.len() == held.shape.len() && (held.is_sharded || ends.eq(held.shape.iter().copied()))
+            }));
+            parts.extend(held.boxes.into_iter().map(|one| one.part));
+        }
+    }
+    if let Ok(model) = read_with(file, |input| pytorch::parse_zero_model(input, &limits, true)) {
+        parts.extend(model.buffers.into_iter().map(|(_, part)| part));
+        parts.extend(model.frozen.into_iter().filter_map(|(_, part)| part));
+    }
+    if let Ok(partition) = read_with(file, |input| pytorch::parse_zero_partition(input, &limits)) {
+        assert!(partition.vectors.iter().all(|vector| vector.shape.len() == 1));
+        parts.extend(partition.vectors);
+    }
+    for part in parts {
+        let tensor = part.stored("");
+        assert!(tensor.range.start <= tensor.range.end && tensor.range.end <= file.len() as u64, "{tensor:?}");
+        if let Some(block) = tensor.dtype.block() {
+            assert_eq!(tensor.nbytes, part.elements() / block.elements * block.bytes, "{tensor:?}");
+        }
+        assert!(tensor.layout.is_some() || tensor.range.end - tensor.range.start == tensor.nbytes, "{tensor:?}");
+    }
+}
+
+fn read_with<T>(file: &[u8], parse: impl Fn(&HeaderInput) -> Result<T, Error>) -> Result<T, Error> {
     let mut input = HeaderInput::new(file.len() as u64);
     loop {
-        match parse_header(&input, mode) {
+        match parse(&input) {
             Err(Error::Missing(missing)) => {
                 let range = missing.0.start as usize..missing.0.end as usize;
                 assert!(!range.is_empty());

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 /// Maximum number of boxes of an array. Whether two of them intersect may take the square of this.
-const BOXES_MAX: usize = 10_000;
+pub const BOXES_MAX: usize = 10_000;
 
 /// A part of an array. Its lists have an entry for each dimension of the array, outermost first.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

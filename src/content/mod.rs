@@ -14,7 +14,7 @@ mod request;
 mod segment;
 mod strided;
 
-pub use boxes::{ArrayBox, BoxFault, check_cover};
+pub use boxes::{ArrayBox, BOXES_MAX, BoxFault, check_cover};
 pub use decoder::{BlockDecoder, SecondStep};
 pub use deferred::DeferredFile;
 pub use extents::{Extent, Extents, SourceRun, Sources, TakeRun};

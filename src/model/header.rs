@@ -49,19 +49,29 @@ pub fn load_more(
     source: &dyn Source,
     mode: ParseMode,
 ) -> Result<Result<Header, format::Error>, source::Error> {
-    load_parts(input, source, mode, PARTS_MAX)
+    load_parts(input, source, |input| format::parse_header(input, mode), PARTS_MAX)
 }
 
-/// As [`load_more`], of at most `max` bytes.
-fn load_parts(
+/// Reads of `source` what a parser needs.
+pub(super) fn load_parsed<T>(
+    source: &dyn Source,
+    parse: impl Fn(&HeaderInput) -> Result<T, format::Error>,
+) -> Result<Result<T, format::Error>, source::Error> {
+    let mut input = HeaderInput::new(source.len());
+    add(&mut input, source, 0..FIRST_READ.min(source.len()))?;
+    load_parts(&mut input, source, parse, PARTS_MAX)
+}
+
+/// As [`load_parsed`], with what was read before. At most `max` bytes are read.
+fn load_parts<T>(
     input: &mut HeaderInput,
     source: &dyn Source,
-    mode: ParseMode,
+    parse: impl Fn(&HeaderInput) -> Result<T, format::Error>,
     max: u64,
-) -> Result<Result<Header, format::Error>, source::Error> {
+) -> Result<Result<T, format::Error>, source::Error> {
     let mut stream = None;
     loop {
-        match format::parse_header(input, mode) {
+        match parse(input) {
             Err(format::Error::Missing(format::MissingRange(range))) => {
                 if input.held().saturating_add(range.end - range.start) > max {
                     let message = format!("its header needs more than {max} bytes in different places of the file");
@@ -110,7 +120,8 @@ mod tests {
         let file = [&(header.len() as u64).to_le_bytes()[..], header, &[7]].concat();
         let load = |max| {
             let source = MemorySource::new(file.clone());
-            load_parts(&mut HeaderInput::new(file.len() as u64), &source, ParseMode::Strict, max).unwrap()
+            let parse = |input: &HeaderInput| format::parse_header(input, ParseMode::Strict);
+            load_parts(&mut HeaderInput::new(file.len() as u64), &source, parse, max).unwrap()
         };
         assert_eq!(load(1000).unwrap().len(), 1);
         let message = "its header needs more than 20 bytes in different places of the file";

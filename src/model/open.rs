@@ -2,7 +2,7 @@
 
 use super::access::{NOBODY, restrict_access, restrict_description};
 use super::assemble::ollama::OllamaManifest;
-use super::assemble::{self, KnownFiles, assemble_model};
+use super::assemble::{self, KnownFiles, assemble_model, zero};
 use super::beside::{files_beside, files_in};
 use super::catalog::Catalog;
 use super::error::Error;
@@ -37,7 +37,7 @@ impl OpenedModel {
 }
 
 /// Opens a model, or a directory with models in it or below it. A directory whose only model lies directly in it is
-/// opened as that model.
+/// opened as that model, and so is one whose only model is the latest checkpoint of DeepSpeed.
 pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel, Error> {
     let Some(catalog) = catalog(location, mode)? else {
         let mut model = open_model(location, mode)?;
@@ -51,7 +51,7 @@ pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel
         model.facts.others = files_beside(&model);
         return Ok(OpenedModel::Model(model.into()));
     };
-    match catalog.only().filter(|only| catalog.model(*only).parent() == catalog.top) {
+    match catalog.only().filter(|only| is_direct(&catalog, *only)) {
         Some(only) => {
             let mut model = open_below(Some(&catalog.top), &location.rename(catalog.model(only)), mode)?;
             let base = catalog.dirs.base(location);
@@ -64,6 +64,15 @@ pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel
         None if catalog.models().len() == 0 => Err(no_model(location, &catalog)),
         None => Ok(OpenedModel::Catalog(catalog.into())),
     }
+}
+
+/// Whether a model lies directly in the directory of a catalog, or is the checkpoint that DeepSpeed calls its latest
+/// there.
+fn is_direct(catalog: &Catalog, model: ModelId) -> bool {
+    let dir = catalog.model(model).parent();
+    dir == catalog.top
+        || zero::is_pattern_name(catalog.model(model).file_name())
+            && zero::latest_in(&catalog.top).is_some_and(|latest| latest == dir)
 }
 
 /// The models at a location, if it is a directory or the manifest of an Ollama store.

@@ -17,6 +17,7 @@ mod ls;
 mod pipes;
 mod published;
 mod quantized;
+mod ranks;
 mod references;
 mod room;
 mod stats;

@@ -189,3 +189,32 @@ fn incomplete_checkpoints_are_refused() {
         assert!(message.starts_with("1 of") || lenient.log().contains(message), "{}\n{message}", lenient.log());
     }
 }
+
+#[test]
+fn files_of_every_rank_are_mounted_as_whole_tensors() {
+    require_fuse!();
+    let written = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/ranks");
+    let sums = std::fs::read_to_string(written.join("sums.tsv")).unwrap();
+    for case in ["fsdp2-tp", "fsdp1-sharded", "verl", "zero2", "zero3"] {
+        let scene = Scene::new();
+        let mount = scene.mount(&written.join(case), &[]);
+        let expected = sums.lines().filter_map(|line| line.strip_prefix(case)?.strip_prefix('\t'));
+        let mut names = Vec::new();
+        for line in expected {
+            let [name, .., sum] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
+            let found = run_ok("sha256sum", [mount.path(format!("tensors/{name}"))]);
+            assert_eq!(found.split_whitespace().next(), Some(sum), "{case} {name}");
+            names.push(name.to_owned());
+        }
+        names.sort();
+        let mut listed = mount.list("tensors");
+        listed.sort();
+        assert!(names.len() > 10 && listed == names, "{case}: {listed:?}");
+    }
+    // Beside other models, each set of ranks is a folder.
+    let scene = Scene::new();
+    let mount = scene.mount(&written, &[]);
+    assert!(mount.list("verl/model_world_size_2/tensors").len() == 16);
+    assert!(mount.list("zero3/global_step2/model/tensors").len() == 11);
+    assert_eq!(mount.log(), "");
+}

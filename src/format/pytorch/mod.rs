@@ -10,6 +10,7 @@ mod dtype;
 mod globals;
 mod lint;
 mod lower;
+mod ranks;
 mod rebuild;
 mod recover;
 #[cfg(test)]
@@ -26,6 +27,10 @@ pub use archive::{is_pickle, is_pytorch};
 pub use dcp::{CheckpointIndex, CheckpointPart, CheckpointTensor, ItemPlace, METADATA_MAX, PartBounds};
 pub use lint::{lint_pytorch, pytorch_damage};
 pub use lower::parse_pytorch;
+pub use ranks::{
+    HeldTensor, RankBox, RankFile, RankLimits, RankPart, RankTensor, TENSOR_BOXES_MAX, ZeroModelStates, ZeroPartition,
+    ZeroShape, parse_rank_file, parse_zero_model, parse_zero_partition,
+};
 
 pub const NAME: &str = "pytorch";
 
@@ -64,7 +69,7 @@ pub fn is_shared(name: &OsStr) -> bool {
 
 /// Whether a file name is that of a file that is no model although it has a suffix of PyTorch's. Many programs use the
 /// suffix `.bin`, so that only names with `model` or `weights` count. The others are those that Trainer of transformers
-/// writes beside a model.
+/// and verl write beside a model.
 pub fn is_other(name: &OsStr) -> bool {
     let lower = name.as_bytes().to_ascii_lowercase();
     let name = &lower[..];
@@ -73,7 +78,10 @@ pub fn is_other(name: &OsStr) -> bool {
         () if name.ends_with(b".bin") => !has(b"model") && !has(b"weights"),
         () => {
             let beside = [&b"optimizer.pt"[..], b"scheduler.pt", b"scaler.pt", b"rng_state.pth"];
-            beside.contains(&name) || name.starts_with(b"rng_state_") && name.ends_with(b".pth")
+            let of_ranks = [&b"optim_world_size_"[..], b"extra_state_world_size_"];
+            beside.contains(&name)
+                || name.starts_with(b"rng_state_") && name.ends_with(b".pth")
+                || of_ranks.iter().any(|before| name.starts_with(before)) && name.ends_with(b".pt")
         }
     }
 }

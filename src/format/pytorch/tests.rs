@@ -8,49 +8,57 @@ use crate::format::zip::tests::{archive, by_torch};
 use crate::rules::CheckRule;
 
 /// Builds pickles.
-struct Pickle(Vec<u8>);
+pub(super) struct Pickle(Vec<u8>);
 
 impl Pickle {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(vec![0x80, 2])
     }
 
-    fn text(mut self, text: &str) -> Self {
+    pub(super) fn text(mut self, text: &str) -> Self {
         self.0.push(b'X');
         self.0.extend((text.len() as u32).to_le_bytes());
         self.0.extend(text.as_bytes());
         self
     }
 
-    fn raw(mut self, bytes: &[u8]) -> Self {
+    pub(super) fn raw(mut self, bytes: &[u8]) -> Self {
         self.0.extend(bytes);
         self
     }
 
-    fn int(mut self, number: i32) -> Self {
+    pub(super) fn int(mut self, number: i32) -> Self {
         self.0.push(b'J');
         self.0.extend(number.to_le_bytes());
         self
     }
 
-    fn ints(self, numbers: &[i32]) -> Self {
+    pub(super) fn ints(self, numbers: &[i32]) -> Self {
         numbers.iter().fold(self.raw(b"("), |pickle, number| pickle.int(*number)).raw(b"t")
     }
 
     /// A tensor of `class` in storage `key`.
-    fn tensor(self, class: &str, key: &str, numel: i32, offset: i32, shape: &[i32], strides: &[i32]) -> Self {
+    pub(super) fn tensor(
+        self,
+        class: &str,
+        key: &str,
+        numel: i32,
+        offset: i32,
+        shape: &[i32],
+        strides: &[i32],
+    ) -> Self {
         let pickle = self.raw(b"ctorch._utils\n_rebuild_tensor_v2\n((").text("storage");
         let pickle = pickle.raw(format!("ctorch\n{class}\n").as_bytes()).text(key).text("cpu").int(numel);
         pickle.raw(b"tQ").int(offset).ints(shape).ints(strides).raw(b"\x89}tR")
     }
 
-    fn end(mut self) -> Vec<u8> {
+    pub(super) fn end(mut self) -> Vec<u8> {
         self.0.push(b'.');
         self.0
     }
 }
 
-fn file(pickle: Vec<u8>) -> Vec<u8> {
+pub(super) fn file(pickle: Vec<u8>) -> Vec<u8> {
     archive(&[("a/data.pkl", &pickle), ("a/data/0", &[7; 48]), ("a/version", b"3\n")]).0
 }
 
@@ -532,6 +540,9 @@ fn gap(file: &[u8]) -> Vec<u8> {
 fn files_beside_a_model_are_no_models() {
     for name in ["optimizer.pt", "scheduler.pt", "rng_state.pth", "rng_state_3.pth", "training_args.bin", "x.bin"] {
         assert!(is_other(name.as_ref()), "{name}");
+    }
+    for name in ["optim_world_size_8_rank_0.pt", "extra_state_world_size_8_rank_0.pt"] {
+        assert!(is_other(name.as_ref()) && !is_other(name.replace("_world", "").as_ref()), "{name}");
     }
     for name in ["model.pt", "last.ckpt", "pytorch_model.bin", "pytorch_lora_weights.bin", "consolidated.00.pth"] {
         assert!(!is_other(name.as_ref()), "{name}");

@@ -7,6 +7,7 @@
 //! The location of such a model is the pattern of these names, `shard-*-model-*-of-00002.safetensors`. No file has that
 //! name.
 
+use super::listed::{names_beside, note_names, noted_files};
 use super::set::{self, KnownFiles, SEVERAL_FILES, SHARDS_MAX, ShardSet};
 use super::split::{last_number, missing_files};
 use crate::format::{Header, MetadataValue, ParseMode, TensorInfo, strip_suffix};
@@ -16,14 +17,13 @@ use crate::model::error::{Error, json_fault};
 use crate::model::ids::{ModelFileId, TensorId};
 use crate::model::linked::is_below;
 use crate::model::table::{Model, ModelAccess, ModelFile, ModelForm, NoteKind};
-use crate::source::{self, ListedKind, Location};
+use crate::source::{self, Location};
 use crate::text::{brackets, quote};
 use crate::units::plural;
 use serde::Deserialize;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{LazyLock, Mutex, PoisonError};
 
 const SUFFIX: &str = ".safetensors";
 
@@ -54,10 +54,6 @@ struct RankedName {
     file: usize,
     count: usize,
 }
-
-/// The names that the files of each model have had. Another process may rename files between the moment at which they
-/// are opened and that at which their permissions are decided.
-static LISTED: LazyLock<Mutex<HashMap<Location, BTreeSet<OsString>>>> = LazyLock::new(Mutex::default);
 
 impl RankedName {
     fn parse(name: &OsStr) -> Option<Self> {
@@ -96,25 +92,20 @@ pub fn is_pattern(location: &Location) -> bool {
 /// The files of the model at `location`, sorted by name.
 fn files(location: &Location) -> Result<Vec<(RankedName, OsString)>, source::Error> {
     let count = pattern_count(location.file_name());
-    let listed = source::list_dir(&location.parent())?.entries.into_iter();
-    let files = listed.filter(|entry| entry.kind == ListedKind::File).filter_map(|entry| {
-        let name = RankedName::parse(&entry.name).filter(|name| Some(name.count) == count)?;
-        Some((name, entry.name))
+    let files = names_beside(location)?.into_iter().filter_map(|file| {
+        let name = RankedName::parse(&file).filter(|name| Some(name.count) == count)?;
+        Some((name, file))
     });
     let mut files: Vec<_> = files.collect();
     files.sort_by(|a, b| a.1.cmp(&b.1));
-    let mut listed = LISTED.lock().unwrap_or_else(PoisonError::into_inner);
-    listed.entry(location.clone()).or_default().extend(files.iter().map(|(_, name)| name.clone()));
+    note_names(location, files.iter().map(|(_, name)| name.clone()));
     Ok(files)
 }
 
 pub(super) fn pattern_files(location: &Location) -> KnownFiles {
     // Notes the names that are there now.
     let _ = files(location);
-    let listed = LISTED.lock().unwrap_or_else(PoisonError::into_inner);
-    let dir = location.parent();
-    let mut files = listed.get(location).into_iter().flatten().map(|name| dir.join(name));
-    KnownFiles::with(&files.next().unwrap_or_else(|| location.clone()), files.collect())
+    noted_files(location)
 }
 
 const FORM: ModelForm = ModelForm {

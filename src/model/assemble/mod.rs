@@ -6,12 +6,15 @@ pub(super) mod dataset;
 pub(super) mod distributed;
 mod file;
 pub(super) mod index;
+mod listed;
 pub(super) mod numbered;
 pub(super) mod ollama;
+pub(super) mod ranks;
 #[cfg(debug_assertions)]
 mod recipe;
 pub(super) mod set;
 pub(super) mod split;
+pub(super) mod zero;
 
 use super::error::Error;
 use super::table::Model;
@@ -106,6 +109,24 @@ const ASSEMBLERS: &[Assembler] = &[
         ..SET
     },
     Assembler {
+        claims: ranks::is_of_ranks,
+        open: ranks::open_ranks,
+        files: ranks::rank_files,
+        stem: |location| ranks::stem_of(location.file_name()),
+        pattern_of: ranks::pattern_of,
+        is_file: false,
+        ..SET
+    },
+    Assembler {
+        claims: zero::is_zero,
+        open: zero::open_zero,
+        files: zero::zero_files,
+        stem: zero::stem_of,
+        pattern_of: zero::pattern_of,
+        is_file: false,
+        ..SET
+    },
+    Assembler {
         claims: numbered::is_pattern,
         open: numbered::open_numbered,
         files: numbered::pattern_files,
@@ -124,7 +145,7 @@ fn directory_name(location: &Location, is_named: bool) -> Option<OsString> {
 }
 
 /// Whether a location names several files: it is that of the index of a sharded model, the manifest of a dataset, the
-/// description of a distributed checkpoint, the pattern of the names of shards, or a split.
+/// description of a distributed checkpoint, the pattern of the names of shards, a split, or a file of one rank.
 pub fn is_set(location: &Location) -> bool {
     assembler(location).is_set
 }
@@ -145,8 +166,36 @@ pub fn is_numbered(name: &OsStr) -> bool {
     numbered::NumberedName::parse(name).is_some() || split::SplitName::parse(name).is_some()
 }
 
+/// Notes the names of the files of a model without an index, if only its directory names them, so that they are known
+/// when it can no longer be listed. `beside` are all names there.
+pub(super) fn note_files<'n>(
+    location: &Location,
+    names: impl Iterator<Item = &'n OsStr>,
+    beside: impl Iterator<Item = &'n OsStr>,
+) {
+    let pattern = location.file_name();
+    if zero::is_pattern_name(pattern) {
+        let names = names.chain(beside.filter(|name| zero::is_of_other_kind(name)));
+        listed::note_names(location, names.map(OsStr::to_owned));
+    } else if distributed::stem_of(pattern).is_some() {
+        listed::note_names(location, names.map(OsStr::to_owned));
+    }
+}
+
+/// Whether files of these names, which have a pattern, are one model.
+pub(super) fn are_model<'n>(pattern: &OsStr, names: impl Iterator<Item = &'n OsStr>) -> bool {
+    zero::are_model(pattern, names)
+}
+
+/// A location that all files have in common whose names lead to the same model: its first split, or the pattern of the
+/// names of its files. `None` if a file is a model of its own.
+pub fn common_location(location: &Location) -> Option<Location> {
+    let pattern = (assembler(location).pattern_of)(location.file_name());
+    pattern.map(|pattern| location.parent().join(pattern)).or_else(|| split::first_split(location))
+}
+
 /// The name of the model at a location: the file name without the suffix of its format and the number of a split, or
-/// the name of the directory of a dataset or of a distributed checkpoint. Looks at no file.
+/// the name of the directory of a dataset, of a distributed checkpoint or of one of DeepSpeed. Looks at no file.
 pub fn model_stem(location: &Location) -> Option<OsString> {
     ASSEMBLERS.iter().find_map(|assembler| (assembler.stem)(location))
 }

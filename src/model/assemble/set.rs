@@ -176,7 +176,7 @@ pub(in crate::model) fn open_shards<R>(
 }
 
 /// Mismatches between an index or manifest and its shards, or between splits. What does not match is left out.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(in crate::model) struct SetMismatches {
     found: SkipList,
     /// The first ones are about whole shards, such as those that could not be opened.
@@ -201,7 +201,7 @@ impl SetMismatches {
     }
 
     /// Fails with the first mismatch, unless the mode is lenient.
-    fn check(&self, location: &Location, mode: ParseMode) -> Result<(), Error> {
+    pub fn check(&self, location: &Location, mode: ParseMode) -> Result<(), Error> {
         let [first, ..] = self.found.listed() else { return Ok(()) };
         if mode == ParseMode::Lenient {
             return Ok(());

@@ -103,10 +103,14 @@ impl CatalogBuilder {
         for (pattern, entries) in found {
             let shards: Vec<Location> = entries.iter().map(|entry| dir.join(&entry.name)).collect();
             // If an index names some of them, the others are models of their own.
-            if !shards.iter().any(|shard| self.claimed.contains(shard)) {
+            let are_model = assemble::are_model(&pattern, entries.iter().map(|entry| &entry.name[..]));
+            if are_model && !shards.iter().any(|shard| self.claimed.contains(shard)) {
                 self.catalog.dirs.add_paths(dir, &shards);
                 self.catalog.reads.extend(shards.iter().cloned());
                 self.claimed.extend(shards);
+                let names = entries.iter().map(|entry| &entry.name[..]);
+                let beside = listing.entries.iter().map(|entry| &entry.name[..]);
+                assemble::note_files(&dir.join(&pattern), names, beside);
                 numbered.push(NumberedShards { pattern, device: entries.first().map_or(0, |entry| entry.device) });
             }
         }
