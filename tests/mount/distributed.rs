@@ -50,13 +50,28 @@ fn checkpoint_of_pytorch_is_mounted_as_whole_tensors() {
 }
 
 /// Asserts that all files below a directory of two mounts are equal, and returns how many there are.
-fn assert_equal_files(a: &Mount, b: &Mount, view: &str) -> usize {
+pub fn assert_equal_files(a: &Mount, b: &Mount, view: &str) -> usize {
     let (found, expected) = (files_below(&a.path(view)), files_below(&b.path(view)));
     assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{view}");
     for (name, path) in &found {
         assert!(std::fs::read(path).unwrap() == std::fs::read(&expected[name]).unwrap(), "{view}/{name}");
     }
     found.len()
+}
+
+/// Asserts that reads of any length from any place of the tensors of two mounts are equal.
+pub fn assert_equal_reads(mount: &Mount, expected: &Mount) {
+    for name in mount.list("tensors") {
+        let expected = expected.read(format!("tensors/{name}"));
+        let opened = std::fs::File::open(mount.path(format!("tensors/{name}"))).unwrap();
+        for at in 0..64usize {
+            let from = expected.len() * at / 64;
+            let len = (at * at * 97 + 1).min(expected.len() - from);
+            let mut read = vec![0; len];
+            opened.read_exact_at(&mut read, from as u64).unwrap();
+            assert!(read == expected[from..from + len], "{name} {from} {len}");
+        }
+    }
 }
 
 #[test]
@@ -70,18 +85,7 @@ fn every_view_of_boxes_is_that_of_the_whole_model() {
     for view in ["tensors", "npy", "f32", "safetensors", "stats"] {
         assert!(assert_equal_files(&mount, &expected, view) >= 8, "{view}");
     }
-    // Reads of any length from any place.
-    for name in mount.list("tensors") {
-        let expected = expected.read(format!("tensors/{name}"));
-        let opened = std::fs::File::open(mount.path(format!("tensors/{name}"))).unwrap();
-        for at in 0..64usize {
-            let from = expected.len() * at / 64;
-            let len = (at * at * 97 + 1).min(expected.len() - from);
-            let mut read = vec![0; len];
-            opened.read_exact_at(&mut read, from as u64).unwrap();
-            assert!(read == expected[from..from + len], "{name} {from} {len}");
-        }
-    }
+    assert_equal_reads(&mount, &expected);
     // Commands, with the pattern as the name of the model too.
     let pattern = saved.join("shard-*-model-*-of-00002.safetensors");
     let paths = [pattern.as_os_str(), file.as_os_str()];

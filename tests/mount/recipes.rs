@@ -1,10 +1,9 @@
 //! Tensors that are renamed, cut, joined and stacked, of sources in other orders of bytes and elements and of quantized
 //! ones: every view and every command shows what it shows of the same tensors in one file, which NumPy writes.
 
-use crate::support::{Mount, Scene, WEIGHTFS, files_below, python, require_fuse, run, run_ok};
+use crate::distributed::{assert_equal_files, assert_equal_reads};
+use crate::support::{Mount, Scene, WEIGHTFS, python, require_fuse, run, run_ok};
 use std::ffi::OsStr;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// A recipe, and the file with the same tensors.
@@ -34,33 +33,24 @@ pub fn write_cases(scene: &Scene) -> Vec<RecipeCase> {
 /// Asserts that every view of a mounted recipe is that of the plain file, also in reads of any length from any place.
 pub fn assert_equal_views(recipe: &Mount, plain: &Mount) {
     let mut compared = 0;
-    for view in ["tensors", "npy", "f32", "safetensors", "gguf", "stats", "plots", "tree", "export"] {
+    for view in ["tensors", "npy", "f32", "safetensors", "gguf", "stats", "plots", "tree"] {
         assert_eq!(recipe.path(view).exists(), plain.path(view).exists(), "{view}");
-        if !plain.path(view).exists() {
-            continue;
+        if plain.path(view).exists() {
+            compared += assert_equal_files(recipe, plain, view);
         }
-        let (found, mut expected) = (files_below(&recipe.path(view)), files_below(&plain.path(view)));
-        // Folders for loaders are those of models that have only files of safetensors or PyTorch, and a configuration.
-        expected.retain(|name, _| !name.starts_with("hf"));
-        assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{view}");
-        for (name, path) in &found {
-            assert!(std::fs::read(path).unwrap() == std::fs::read(&expected[name]).unwrap(), "{view}/{name}");
-        }
-        compared += found.len();
     }
+    // Folders for loaders are those of models that have only files of safetensors or PyTorch, and a configuration.
+    let mut exports = plain.list("export");
+    exports.retain(|name| !name.starts_with("hf"));
+    assert_eq!(recipe.list("export"), exports);
+    for name in &exports {
+        let path = format!("export/{name}");
+        assert!(recipe.read(&path) == plain.read(&path), "{path}");
+    }
+    compared += exports.len();
     assert!(compared > 30, "{compared}");
     assert_eq!(recipe.read("SHA256SUMS"), plain.read("SHA256SUMS"));
-    for name in recipe.list("tensors") {
-        let expected = plain.read(format!("tensors/{name}"));
-        let opened = File::open(recipe.path(format!("tensors/{name}"))).unwrap();
-        for at in 0..64usize {
-            let from = expected.len() * at / 64;
-            let len = (at * at * 97 + 1).min(expected.len() - from);
-            let mut read = vec![0; len];
-            opened.read_exact_at(&mut read, from as u64).unwrap();
-            assert!(read == expected[from..from + len], "{name} {from} {len}");
-        }
-    }
+    assert_equal_reads(recipe, plain);
     assert_eq!((recipe.log(), plain.log()), (String::new(), String::new()));
 }
 
