@@ -1,10 +1,15 @@
 //! A raw read does not allocate memory, unless it is short: it returns a slice of the memory map. A message between
-//! processes takes memory for what its packet holds, and not for what it claims.
+//! processes takes memory for what its packet holds, and not for what it claims. Models take a known number of bytes
+//! for each tensor.
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 #![allow(unsafe_code, reason = "GlobalAlloc is an unsafe trait")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::fmt::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicIsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use weightfs::content::ReadRequest;
 use weightfs::format::ParseMode;
 use weightfs::fs::{Ownership, ROOT, Superblock};
@@ -18,6 +23,12 @@ thread_local! {
     static ALLOCATED: Cell<usize> = const { Cell::new(0) };
 }
 
+/// Memory of all threads that was not freed, in bytes.
+static LIVE: AtomicIsize = AtomicIsize::new(0);
+
+/// Held by each test, because they would count the memory of each other.
+static ALONE: Mutex<()> = Mutex::new(());
+
 struct Counting;
 
 // SAFETY: all calls are forwarded to the system allocator. Counting only changes a thread-local number.
@@ -25,11 +36,13 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
         ALLOCATED.set(ALLOCATED.get() + layout.size());
+        LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
         // SAFETY: the caller upholds the contract of `GlobalAlloc::alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size() as isize, Ordering::Relaxed);
         // SAFETY: the caller upholds the contract of `GlobalAlloc::dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -40,6 +53,7 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn raw_read_does_not_allocate() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let file = tempfile::NamedTempFile::new().unwrap();
     let header = br#"{"a.b":{"dtype":"F32","shape":[25000],"data_offsets":[0,100000]}}"#;
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header, &[7; 100_000]].concat();
@@ -66,6 +80,7 @@ fn raw_read_does_not_allocate() {
 #[cfg(feature = "remote")]
 #[test]
 fn packets_cost_no_memory_for_lengths_that_they_only_claim() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     use weightfs::remote::protocol::{PACKET_MAX, WireReply, decode_message, encode_message};
     let mut whole = encode_message(&WireReply::Entries { id: 1, entries: vec![("a".into(), 1); 1000] }).unwrap();
     // The kind, the request, and the number of entries in two bytes.
@@ -97,4 +112,66 @@ fn packets_cost_no_memory_for_lengths_that_they_only_claim() {
     // A name that claims to be long.
     let (needed, is_read) = allocated(&[claims(1), b"\xff\xff\xff\xff\xff\xff\xff\x7f".to_vec()].concat());
     assert!(!is_read && needed < 1 << 20, "{needed}");
+}
+
+const TENSORS: usize = 100_000;
+
+/// Writes a file of tensors from number `start` on and before `end`. Each has a name of 10 bytes and two dimensions,
+/// and one in four has another shape.
+fn write_tensors(path: &Path, start: usize, end: usize) {
+    let mut header = String::from("{");
+    let mut offset = 0;
+    for number in start..end {
+        let size = if number % 4 == 0 { 2 } else { 6 };
+        let comma = if number == start { "" } else { "," };
+        let (name, data) = (format!("t{number:09}"), format!("[{offset},{}]", offset + size));
+        write!(header, r#"{comma}"{name}":{{"dtype":"U8","shape":[2,{}],"data_offsets":{data}}}"#, size / 2).unwrap();
+        offset += size;
+    }
+    header.push('}');
+    let data = vec![0; offset];
+    std::fs::write(path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()).unwrap();
+}
+
+/// The memory that an opened model keeps for each tensor, in bytes.
+fn kept_for_each(path: &Path) -> usize {
+    let before = LIVE.load(Ordering::Relaxed);
+    let model = model::open_model(&path.into(), ParseMode::Strict).unwrap();
+    assert_eq!(model.logical().len(), TENSORS);
+    // A model of several files makes its table of names at the first lookup.
+    assert!(model.find("t000000000").or(model.find("renamed000")).is_some());
+    let after = LIVE.load(Ordering::Relaxed);
+    usize::try_from(after - before).unwrap() / TENSORS
+}
+
+#[test]
+fn tensors_take_little_memory_in_one_file_in_shards_and_under_other_names() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir().unwrap();
+    let one = dir.path().join("model.safetensors");
+    write_tensors(&one, 0, TENSORS);
+    let one_file = kept_for_each(&one);
+    std::fs::create_dir(dir.path().join("shards")).unwrap();
+    let shard = |number| dir.path().join(format!("shards/model-{number:05}-of-00100.safetensors"));
+    (1..=100).for_each(|number| write_tensors(&shard(number), (number - 1) * 1000, number * 1000));
+    let shards = kept_for_each(&dir.path().join("shards/model-*-of-00100.safetensors"));
+    assert!((50..=60).contains(&one_file), "{one_file} bytes");
+    assert!((60..=75).contains(&shards), "{shards} bytes");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn renamed_tensors_take_little_more_memory() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir().unwrap();
+    write_tensors(&dir.path().join("model.safetensors"), 0, TENSORS);
+    let renamed = |number: usize| {
+        let part = format!(r#"{{"file":"model.safetensors","tensor":"t{number:09}"}}"#);
+        format!(r#"{{"name":"renamed{number:03}","is_stack":false,"parts":[{part}]}}"#)
+    };
+    let tensors: Vec<String> = (0..TENSORS).map(renamed).collect();
+    let recipe = dir.path().join("renamed.recipe");
+    std::fs::write(&recipe, format!(r#"{{"tensors":[{}]}}"#, tensors.join(","))).unwrap();
+    let renamed = kept_for_each(&recipe);
+    assert!((100..=120).contains(&renamed), "{renamed} bytes");
 }

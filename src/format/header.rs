@@ -4,10 +4,15 @@ use super::dtype::Dtype;
 use super::error::{Error, key_reason};
 use super::metadata::MetadataValue;
 use super::names::NameTable;
-use super::tensors::{HeaderTensor, PackedLayout, TensorInfo, TensorRecord, TensorTable, numbered_dtype, span};
+use super::tensors::{
+    HeaderTensor, PackedLayout, RecordDetails, TensorInfo, TensorRecord, TensorTable, numbered_dtype, span,
+};
 use crate::text::quote;
+use hashbrown::{DefaultHashBuilder, HashTable};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::hash::BuildHasher;
+use std::num::NonZeroU32;
 use std::ops::{Deref, Range};
 
 /// The treatment of a file that breaks the rules of its format.
@@ -242,6 +247,9 @@ pub struct HeaderBuilder {
     mode: ParseMode,
     header: Header,
     unknown_index: NameTable,
+    /// The shapes of the tensors, each once, as ranges of the arena of dimensions.
+    shapes: HashTable<Range<u32>>,
+    hasher: DefaultHashBuilder,
     /// The dtype that was used last. Most tensors of a file have the same one.
     last_dtype: DtypeNumber,
     is_too_large: bool,
@@ -305,9 +313,18 @@ impl HeaderBuilder {
         self.header.tensors.dims.len() as u32
     }
 
-    /// The shape of all dimensions added since `start`.
-    pub fn shape_from(&self, start: u32) -> ArenaShape {
-        ArenaShape(start..self.next_dim())
+    /// The shape of all dimensions added since `start`, after which nothing was added to the arena. They are removed
+    /// again if an earlier tensor has the same shape.
+    pub fn shape_from(&mut self, start: u32) -> ArenaShape {
+        let dims = &mut self.header.tensors.dims;
+        let added = start..dims.len() as u32;
+        let hash = self.hasher.hash_one(&dims[span(&added)]);
+        if let Some(same) = self.shapes.find(hash, |other| dims[span(other)] == dims[span(&added)]) {
+            dims.truncate(start as usize);
+            return ArenaShape(same.clone());
+        }
+        self.shapes.insert_unique(hash, added.clone(), |other| self.hasher.hash_one(&dims[span(other)]));
+        ArenaShape(added)
     }
 
     pub fn dims(&self, shape: &ArenaShape) -> &[u64] {
@@ -364,8 +381,15 @@ impl HeaderBuilder {
 
     fn add(&mut self, tensor: NewTensor, layout: Option<PackedLayout>) {
         let NewTensor { name, dtype, shape, range, is_unusual } = tensor;
-        let record = TensorRecord { range, name: name.0, dims: shape.0, dtype: dtype.0, is_unusual, layout };
-        self.header.tensors.records.push(record);
+        let TensorTable { records, details, .. } = &mut self.header.tensors;
+        let own = RecordDetails { is_unusual, layout };
+        // Neighbours often have the same details.
+        if own != RecordDetails::default() && details.last() != Some(&own) {
+            details.push(own);
+        }
+        let number = if own == RecordDetails::default() { 0 } else { details.len() as u32 };
+        let details = NonZeroU32::new(number);
+        records.push(TensorRecord { range, name: name.0, dims: shape.0, dtype: dtype.0, details });
     }
 
     /// Adds a metadata value. If a key is repeated, the last value is kept.
@@ -586,6 +610,24 @@ mod tests {
         assert_eq!(header.unknown_dtypes, ["mine"]);
         assert_eq!(header.metadata, [("a".to_owned(), "".into()), ("k".to_owned(), "new".into())]);
         assert_eq!((header.format, header.text(), header.data_start), ("test", Some(0..4), 4));
+    }
+
+    #[test]
+    fn tensors_of_the_same_shape_share_it() {
+        let mut builder = HeaderBuilder::new(ParseMode::Strict);
+        let dtype = builder.dtype_number("U8");
+        for (name, shape) in [("a", &[2, 3][..]), ("b", &[]), ("c", &[2, 3]), ("d", &[3, 2]), ("e", &[]), ("f", &[2])] {
+            let size = shape.iter().product();
+            let tensor = builder.tensor(name, dtype, shape, 0..size);
+            // Strides lie between the shapes, and are not shared.
+            if name == "c" { builder.push_strided(tensor, &[1, 2], 1, 1) } else { builder.push(tensor) }
+        }
+        let header = builder.finish("test", None, 0, "").unwrap();
+        let shape = |name| header.tensor(header.find(name).unwrap()).info.shape;
+        assert_eq!(["a", "b", "c", "d", "e", "f"].map(shape), [&[2, 3][..], &[], &[2, 3], &[3, 2], &[], &[2]]);
+        let layout = |name| header.tensor(header.find(name).unwrap()).layout.map(|layout| layout.strides);
+        assert_eq!(["a", "c", "d"].map(layout), [None, Some(&[1, 2][..]), None]);
+        assert_eq!(header.dims, [2, 3, 1, 2, 3, 2, 2]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::dtype::Dtype;
 use super::names::NameTable;
 use crate::text::brackets;
+use std::num::NonZeroU32;
 use std::ops::{Deref, Range};
 
 /// What a tensor is, wherever its data lies.
@@ -65,6 +66,8 @@ pub struct TensorTable {
     /// The names of unknown dtypes, each once.
     pub unknown_dtypes: Vec<String>,
     pub(super) records: Vec<TensorRecord>,
+    /// What few tensors have.
+    pub(super) details: Vec<RecordDetails>,
     pub(super) by_name: NameTable,
 }
 
@@ -73,15 +76,22 @@ pub struct TensorTable {
 pub(super) struct TensorRecord {
     pub range: Range<u64>,
     pub name: Range<u32>,
+    /// Tensors of the same shape have the same range.
     pub dims: Range<u32>,
     /// Index into [`Dtype::ALL`], or past its end into the unknown dtypes.
     pub dtype: u32,
+    /// Number of its details, counted from 1.
+    pub details: Option<NonZeroU32>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct RecordDetails {
     pub is_unusual: bool,
     pub layout: Option<PackedLayout>,
 }
 
 /// A [`TensorLayout`]. It has as many strides as the tensor has dimensions.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct PackedLayout {
     /// Index of the first stride in the arena of the dimensions.
     pub strides: u32,
@@ -99,6 +109,7 @@ impl TensorTable {
         self.names.shrink_to_fit();
         self.dims.shrink_to_fit();
         self.records.shrink_to_fit();
+        self.details.shrink_to_fit();
     }
 
     /// Makes the names searchable. Fails with the first name that is repeated.
@@ -125,7 +136,7 @@ impl TensorTable {
     pub fn tensor(&self, index: usize) -> HeaderTensor<'_> {
         let record = &self.records[index];
         let dtype = numbered_dtype(&self.unknown_dtypes, record.dtype);
-        let layout = record.layout.map(|PackedLayout { strides, size, word }| {
+        let layout = self.details(record).layout.map(|PackedLayout { strides, size, word }| {
             let strides = strides..strides + (record.dims.end - record.dims.start);
             TensorLayout { strides: &self.dims[span(&strides)], size, word }
         });
@@ -143,7 +154,11 @@ impl TensorTable {
 
     /// Whether the entry of the tensor at `index` has a form that only some readers of the format accept.
     pub fn is_unusual(&self, index: usize) -> bool {
-        self.records[index].is_unusual
+        self.details(&self.records[index]).is_unusual
+    }
+
+    fn details(&self, record: &TensorRecord) -> RecordDetails {
+        record.details.map(|number| self.details[number.get() as usize - 1]).unwrap_or_default()
     }
 
     /// All tensors, in the order of the data.

@@ -91,7 +91,12 @@ impl TensorAssembly {
         let start = self.len;
         for (source, range) in parts.into_iter().filter(|(_, range)| !range.is_empty()) {
             let end = self.len.checked_add(range.end - range.start).filter(|end| *end <= i64::MAX as u64);
-            self.runs.push(SourceRun { start: self.len, source, offset: range.start });
+            // Many tensors lie one after the other, as in the file that they are from.
+            let continues =
+                |run: &SourceRun| run.source == source && run.offset + (self.len - run.start) == range.start;
+            if !self.runs.last().is_some_and(continues) {
+                self.runs.push(SourceRun { start: self.len, source, offset: range.start });
+            }
             self.len = end.ok_or(TOO_LONG)?;
         }
         // Names are those of safetensors headers, which have none for the types of GGUF.
@@ -125,7 +130,7 @@ mod tests {
     }
 
     proptest! {
-        /// The runs of each tensor are what was pushed, without empty ones.
+        /// The runs of each tensor are what was pushed, without empty ones; those that continue the one before are one.
         #[test]
         fn runs_of_a_tensor_are_its_own(
             tensors in prop::collection::vec(prop::collection::vec((0usize..3, 0u64..100, 0u64..5), 0..4), 0..6),
@@ -140,12 +145,16 @@ mod tests {
             let assembled = assembly.finish().unwrap();
             for (at, parts) in tensors.iter().enumerate() {
                 let (info, TensorData::Assembled(runs)) = assembled.tensor(at) else { panic!() };
+                let mut expected: Vec<(SourceRun, u64)> = Vec::new();
                 let mut start = 0;
-                let expected = parts.iter().filter(|part| part.2 > 0).map(|(source, offset, len)| {
+                for (source, offset, len) in parts.iter().copied().filter(|part| part.2 > 0) {
+                    match expected.last_mut() {
+                        Some((run, before)) if (run.source, run.offset + *before) == (source, offset) => *before += len,
+                        _ => expected.push((SourceRun { start, source, offset }, len)),
+                    }
                     start += len;
-                    (SourceRun { start: start - len, source: *source, offset: *offset }, *len)
-                });
-                prop_assert_eq!(runs.iter().collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+                }
+                prop_assert_eq!(runs.iter().collect::<Vec<_>>(), expected);
                 let name = format!("t{at}");
                 prop_assert_eq!((info.name, info.nbytes), (&name[..], start));
             }

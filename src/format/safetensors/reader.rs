@@ -248,6 +248,7 @@ impl HeaderParser<'_> {
                 }
                 Some(Some(name)) => {
                     (self.entry, self.entry_fault) = (Some(name), None);
+                    self.shape_start = self.builder.next_dim();
                     map.next_value_seed(HeaderValue(self, ValueRole::Entry))?;
                     self.drop_entry();
                 }
