@@ -2,7 +2,7 @@
 
 use super::access::{NOBODY, restrict_access, restrict_description};
 use super::assemble::ollama::OllamaManifest;
-use super::assemble::{self, KnownFiles, assemble_model, zero};
+use super::assemble::{self, KnownFiles, assemble_model};
 use super::beside::{files_beside, files_in};
 use super::catalog::Catalog;
 use super::error::Error;
@@ -66,13 +66,10 @@ pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel
     }
 }
 
-/// Whether a model lies directly in the directory of a catalog, or is the checkpoint that DeepSpeed calls its latest
-/// there.
+/// Whether a model lies directly in the directory of a catalog, or is the newest of those there.
 fn is_direct(catalog: &Catalog, model: ModelId) -> bool {
-    let dir = catalog.model(model).parent();
-    dir == catalog.top
-        || zero::is_pattern_name(catalog.model(model).file_name())
-            && zero::latest_in(&catalog.top).is_some_and(|latest| latest == dir)
+    let model = catalog.model(model);
+    model.parent() == catalog.top || assemble::is_latest(model, &catalog.top)
 }
 
 /// The models at a location, if it is a directory or the manifest of an Ollama store.

@@ -31,13 +31,30 @@ struct Assembler {
     files: fn(&Location) -> KnownFiles,
     /// The name of the model, if the file name of its location is one of this kind. Looks at no file.
     stem: fn(&Location) -> Option<OsString>,
-    /// The file name of the location of a model without an index, from the name of one of its files.
-    pattern_of: fn(&OsStr) -> Option<OsString>,
+    /// For models whose location is a pattern of the names of their files.
+    pattern: Option<FilePattern>,
+    /// The first of the files that name the same model as a location, if there may be several.
+    first_file: fn(&Location) -> Option<Location>,
+    /// The directory of the newest model, if a directory has several that follow each other.
+    latest_in: fn(&Location) -> Option<Location>,
     /// Whether there is a file at the location.
     is_file: bool,
     /// Whether the model may have several files that are named by the location.
     is_set: bool,
 }
+
+/// The location of a model that no file describes: a pattern of the names of its files.
+pub(super) struct FilePattern {
+    /// The pattern, from the name of one of the files.
+    of: fn(&OsStr) -> Option<OsString>,
+    /// Whether files of these names, which have the same pattern, are a model.
+    are_model: fn(&[&OsStr]) -> bool,
+    /// Whether only their directory names the files, and for each file beside them whether it tells what they are.
+    listed_with: Option<fn(&OsStr) -> bool>,
+}
+
+/// The files are known from the pattern.
+const COUNTED: FilePattern = FilePattern { of: |_| None, are_model: |_| true, listed_with: None };
 
 /// One file that is a model.
 const FILE: Assembler = Assembler {
@@ -45,7 +62,9 @@ const FILE: Assembler = Assembler {
     open: file::open_file,
     files: |location| KnownFiles::with(location, Vec::new()),
     stem: |location| file::stem(location.file_name()),
-    pattern_of: |_| None,
+    pattern: None,
+    first_file: |_| None,
+    latest_in: |_| None,
     is_file: true,
     is_set: false,
 };
@@ -89,6 +108,7 @@ const ASSEMBLERS: &[Assembler] = &[
         open: split::open_splits,
         files: |location| KnownFiles::with(location, split::other_splits(location).collect()),
         stem: |location| Some(split::SplitName::parse(location.file_name())?.stem()),
+        first_file: split::first_split,
         ..SET
     },
     Assembler {
@@ -104,7 +124,7 @@ const ASSEMBLERS: &[Assembler] = &[
         open: distributed::open_distributed,
         files: distributed::pattern_files,
         stem: |location| distributed::stem_of(location.file_name()),
-        pattern_of: distributed::pattern_of,
+        pattern: Some(FilePattern { of: distributed::pattern_of, listed_with: Some(|_| false), ..COUNTED }),
         is_file: false,
         ..SET
     },
@@ -113,7 +133,7 @@ const ASSEMBLERS: &[Assembler] = &[
         open: ranks::open_ranks,
         files: ranks::rank_files,
         stem: |location| ranks::stem_of(location.file_name()),
-        pattern_of: ranks::pattern_of,
+        pattern: Some(FilePattern { of: ranks::pattern_of, ..COUNTED }),
         is_file: false,
         ..SET
     },
@@ -122,7 +142,12 @@ const ASSEMBLERS: &[Assembler] = &[
         open: zero::open_zero,
         files: zero::zero_files,
         stem: zero::stem_of,
-        pattern_of: zero::pattern_of,
+        pattern: Some(FilePattern {
+            of: zero::pattern_of,
+            are_model: zero::are_model,
+            listed_with: Some(zero::is_of_other_kind),
+        }),
+        latest_in: zero::latest_in,
         is_file: false,
         ..SET
     },
@@ -131,7 +156,7 @@ const ASSEMBLERS: &[Assembler] = &[
         open: numbered::open_numbered,
         files: numbered::pattern_files,
         stem: |location| numbered::NumberedName::stem_of(location.file_name()),
-        pattern_of: |name| Some(numbered::NumberedName::parse(name)?.pattern()),
+        pattern: Some(FilePattern { of: numbered::pattern_of, ..COUNTED }),
         is_file: false,
         ..SET
     },
@@ -156,9 +181,26 @@ pub fn is_without_file(location: &Location) -> bool {
     !assembler(location).is_file
 }
 
-/// The file name of the location of a model without an index, from the name of one of its files.
-pub(super) fn pattern_of(name: &OsStr) -> Option<OsString> {
-    ASSEMBLERS.iter().find_map(|assembler| (assembler.pattern_of)(name))
+/// The file name of the location of a model that no file describes, from the name of one of its files.
+pub(super) fn pattern_of(name: &OsStr) -> Option<(OsString, &'static FilePattern)> {
+    let mut patterns = ASSEMBLERS.iter().filter_map(|assembler| assembler.pattern.as_ref());
+    patterns.find_map(|pattern| Some(((pattern.of)(name)?, pattern)))
+}
+
+impl FilePattern {
+    /// Whether files of these names, which have the pattern, are a model.
+    pub fn are_model(&self, names: &[&OsStr]) -> bool {
+        (self.are_model)(names)
+    }
+
+    /// Notes the names of the files of a model if only its directory names them, so that they are known when it can no
+    /// longer be listed. `beside` are all names there.
+    pub fn note_files<'n>(&self, location: &Location, names: &[&'n OsStr], beside: impl Iterator<Item = &'n OsStr>) {
+        if let Some(is_listed_too) = self.listed_with {
+            let names = names.iter().copied().chain(beside.filter(|name| is_listed_too(name)));
+            listed::note_names(location, names.map(OsStr::to_owned));
+        }
+    }
 }
 
 /// Whether a file name is that of one of several shards, or of a split.
@@ -166,32 +208,17 @@ pub fn is_numbered(name: &OsStr) -> bool {
     numbered::NumberedName::parse(name).is_some() || split::SplitName::parse(name).is_some()
 }
 
-/// Notes the names of the files of a model without an index, if only its directory names them, so that they are known
-/// when it can no longer be listed. `beside` are all names there.
-pub(super) fn note_files<'n>(
-    location: &Location,
-    names: impl Iterator<Item = &'n OsStr>,
-    beside: impl Iterator<Item = &'n OsStr>,
-) {
-    let pattern = location.file_name();
-    if zero::is_pattern_name(pattern) {
-        let names = names.chain(beside.filter(|name| zero::is_of_other_kind(name)));
-        listed::note_names(location, names.map(OsStr::to_owned));
-    } else if distributed::stem_of(pattern).is_some() {
-        listed::note_names(location, names.map(OsStr::to_owned));
-    }
-}
-
-/// Whether files of these names, which have a pattern, are one model.
-pub(super) fn are_model<'n>(pattern: &OsStr, names: impl Iterator<Item = &'n OsStr>) -> bool {
-    zero::are_model(pattern, names)
-}
-
 /// A location that all files have in common whose names lead to the same model: its first split, or the pattern of the
 /// names of its files. `None` if a file is a model of its own.
 pub fn common_location(location: &Location) -> Option<Location> {
-    let pattern = (assembler(location).pattern_of)(location.file_name());
-    pattern.map(|pattern| location.parent().join(pattern)).or_else(|| split::first_split(location))
+    let Assembler { pattern, first_file, .. } = assembler(location);
+    let pattern = pattern.as_ref().and_then(|pattern| (pattern.of)(location.file_name()));
+    pattern.map(|pattern| location.parent().join(pattern)).or_else(|| first_file(location))
+}
+
+/// Whether a model is the newest of those in the directory `top`.
+pub(super) fn is_latest(model: &Location, top: &Location) -> bool {
+    (assembler(model).latest_in)(top).is_some_and(|latest| latest == model.parent())
 }
 
 /// The name of the model at a location: the file name without the suffix of its format and the number of a split, or

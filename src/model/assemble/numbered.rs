@@ -97,6 +97,11 @@ fn parse_number(digits: &[u8]) -> Option<usize> {
     digits.parse().ok()
 }
 
+/// The pattern of the names of all shards, from the name of one of them.
+pub(super) fn pattern_of(name: &OsStr) -> Option<OsString> {
+    NumberedName::parse(name).map(|name| name.pattern())
+}
+
 /// Whether a location is the pattern of the names of shards.
 pub fn is_pattern(location: &Location) -> bool {
     NumberedName::of_pattern(location).is_some()
@@ -181,7 +186,7 @@ mod tests {
             ("m-00001-of-00003", None),
         ];
         for (name, expected) in cases {
-            let pattern = NumberedName::parse(name.as_ref()).map(|name| name.pattern());
+            let pattern = pattern_of(name.as_ref());
             let found = pattern.as_ref().and_then(|pattern| Some((pattern.to_str()?, NumberedName::stem_of(pattern)?)));
             let found = found.as_ref().and_then(|(pattern, stem)| Some((*pattern, stem.to_str()?)));
             assert_eq!(found, expected, "{name}");

@@ -71,20 +71,15 @@ pub(in crate::model) fn pattern_of(name: &OsStr) -> Option<OsString> {
     ZeroName::parse(name).map(|_| PATTERN.into())
 }
 
-/// Whether files of these names, which have a pattern, are one model. Without parts of vectors, a file is an ordinary
+/// Whether files of these names, which have the pattern, are one model. Without parts of vectors, a file is an ordinary
 /// checkpoint.
-pub(in crate::model) fn are_model<'n>(pattern: &OsStr, mut names: impl Iterator<Item = &'n OsStr>) -> bool {
-    pattern != PATTERN || names.any(|name| ZeroName::parse(name).is_some_and(|name| name.is_partition))
-}
-
-/// Whether a file name is the pattern.
-pub(in crate::model) fn is_pattern_name(name: &OsStr) -> bool {
-    name == PATTERN
+pub(super) fn are_model(names: &[&OsStr]) -> bool {
+    names.iter().any(|name| ZeroName::parse(name).is_some_and(|name| name.is_partition))
 }
 
 /// Whether a location is the pattern of the names of such files, and no file.
 pub fn is_pattern(location: &Location) -> bool {
-    is_pattern_name(location.file_name()) && !source::exists(location)
+    location.file_name() == PATTERN && !source::exists(location)
 }
 
 /// Whether a location is the pattern, or a file of a checkpoint. If its directory cannot be listed, the other files are
@@ -95,7 +90,7 @@ pub(in crate::model) fn is_zero(location: &Location) -> bool {
 
 fn has_partition(location: &Location) -> bool {
     let names = names_beside(&pattern_location(location)).unwrap_or_default();
-    are_model(PATTERN.as_ref(), names.iter().map(|name| &name[..]))
+    are_model(&names.iter().map(|name| &name[..]).collect::<Vec<_>>())
 }
 
 /// The directory of the newest checkpoint, if `dir` has the checkpoints of a training.
@@ -621,7 +616,7 @@ fn elements(shape: &[u64]) -> Result<u64, String> {
 /// The name of the model, from the pattern: that of its directory.
 pub(super) fn stem_of(location: &Location) -> Option<OsString> {
     let name = location.parent().file_name().to_owned();
-    is_pattern_name(location.file_name()).then(|| if name.is_empty() { "model".into() } else { name })
+    (location.file_name() == PATTERN).then(|| if name.is_empty() { "model".into() } else { name })
 }
 
 #[cfg(test)]
@@ -673,7 +668,8 @@ mod tests {
         assert!(!is_zero(&location.parent().join(partition)));
         let other = "expert_0_mp_rank_00_model_states.pt";
         let beside = [other, partition, "other.pt"].map(OsStr::new);
-        super::super::note_files(&location, [OsStr::new(partition)].into_iter(), beside.into_iter());
+        let (_, pattern) = super::super::pattern_of(partition.as_ref()).unwrap();
+        pattern.note_files(&location, &[OsStr::new(partition)], beside.into_iter());
         let listing = ZeroListing::read(&location).unwrap();
         assert_eq!((listing.files.len(), &listing.files[0].1[..]), (1, partition));
         assert_eq!(listing.other.as_deref(), Some(other));

@@ -4,11 +4,11 @@ use super::build::CatalogBuilder;
 use crate::format;
 use crate::model::assemble::numbered::NumberedName;
 use crate::model::assemble::split::SplitName;
-use crate::model::assemble::{self, index};
+use crate::model::assemble::{self, FilePattern, index};
 use crate::model::linked::is_below;
 use crate::source::{self, ListedEntry, ListedKind, Location};
 use std::collections::{BTreeMap, HashSet};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 /// Maximum number of files of this machine that are read to find out what they are. Further files are classified by
 /// their names.
@@ -93,25 +93,25 @@ impl CatalogBuilder {
 
     /// Claims the shards that no index names and that have numbers in their names.
     fn claim_numbered(&mut self, dir: &Location, listing: &ModelListing) -> Vec<NumberedShards> {
-        let mut found: BTreeMap<OsString, Vec<&ListedEntry>> = BTreeMap::new();
+        let mut found: BTreeMap<OsString, (&FilePattern, Vec<&ListedEntry>)> = BTreeMap::new();
         for entry in listing.models().filter(|entry| !listing.is_second(entry)) {
-            if let Some(pattern) = assemble::pattern_of(&entry.name) {
-                found.entry(pattern).or_default().push(entry);
+            if let Some((name, pattern)) = assemble::pattern_of(&entry.name) {
+                found.entry(name).or_insert((pattern, Vec::new())).1.push(entry);
             }
         }
         let mut numbered = Vec::new();
-        for (pattern, entries) in found {
+        for (name, (pattern, entries)) in found {
             let shards: Vec<Location> = entries.iter().map(|entry| dir.join(&entry.name)).collect();
+            let names: Vec<&OsStr> = entries.iter().map(|entry| &entry.name[..]).collect();
             // If an index names some of them, the others are models of their own.
-            let are_model = assemble::are_model(&pattern, entries.iter().map(|entry| &entry.name[..]));
-            if are_model && !shards.iter().any(|shard| self.claimed.contains(shard)) {
+            if pattern.are_model(&names) && !shards.iter().any(|shard| self.claimed.contains(shard)) {
                 self.catalog.dirs.add_paths(dir, &shards);
                 self.catalog.reads.extend(shards.iter().cloned());
                 self.claimed.extend(shards);
-                let names = entries.iter().map(|entry| &entry.name[..]);
                 let beside = listing.entries.iter().map(|entry| &entry.name[..]);
-                assemble::note_files(&dir.join(&pattern), names, beside);
-                numbered.push(NumberedShards { pattern, device: entries.first().map_or(0, |entry| entry.device) });
+                pattern.note_files(&dir.join(&name), &names, beside);
+                numbered
+                    .push(NumberedShards { pattern: name, device: entries.first().map_or(0, |entry| entry.device) });
             }
         }
         numbered
