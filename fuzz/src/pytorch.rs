@@ -1,7 +1,8 @@
 //! Target `pytorch`: whatever the bytes of a file are, the parser of PyTorch checkpoints returns a header or an error.
 //! The tensors of a sound file lie in the file, and the lenient parser finds the same ones. An input that begins with
-//! byte 1 is the description of a distributed checkpoint. Every file is also read as one that a process of FSDP or of
-//! DeepSpeed has written: what it holds lies in the file too.
+//! byte 1 is the description of a distributed checkpoint, and one with byte 2 the pickle of a file of torch before 1.6.
+//! Every file is also read as one that a process of FSDP or of DeepSpeed has written: what it holds lies in the file
+//! too.
 
 use std::collections::HashSet;
 use weightfs::format::pytorch::{self, CheckpointIndex, RankFile, RankLimits, RankPart};
@@ -16,6 +17,10 @@ pub fn run(bytes: &[u8]) -> bool {
             &made
         }
         Some((1, metadata)) => return run_metadata(metadata),
+        Some((2, pickle)) => {
+            made = legacy(pickle);
+            &made
+        }
         _ => bytes,
     };
     run_ranks(bytes);
@@ -64,6 +69,15 @@ fn archive(pickle: &[u8]) -> Vec<u8> {
     let (len, at) = ((directory.len() as u32).to_le_bytes(), (out.len() as u32).to_le_bytes());
     out.extend(directory);
     out.extend([b"PK\x05\x06\0\0\0\0\x02\0\x02\0", &len[..], &at, &[0, 0]].concat());
+    out
+}
+
+/// A file of torch before 1.6 with this pickle and storages of 16 bytes.
+fn legacy(pickle: &[u8]) -> Vec<u8> {
+    let mut out = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.\x80\x02}.".to_vec();
+    out.extend(pickle);
+    out.extend(b"\x80\x02](X\x01\0\0\x000X\x01\0\0\x001e.");
+    (0..2).for_each(|_| out.extend([&4u64.to_le_bytes()[..], &[7; 16]].concat()));
     out
 }
 

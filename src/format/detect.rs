@@ -5,9 +5,6 @@ use crate::text::quote;
 
 const CONVERT_GGML: &str = " (convert it with llama.cpp's tools)";
 
-const SAVE_AGAIN: &str = " (load it with torch.load(..., weights_only=True) and save it again with torch.save or \
-                          safetensors.torch.save_file)";
-
 const CONVERT: &str = " (load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file)";
 
 const CONVERT_ONNX: &str = " (load it with onnx.load, read its initializers with onnx.numpy_helper.to_array, and save \
@@ -53,9 +50,9 @@ const TEXTS: [(&str, &str, &str); 5] = [
     ("{\"message\"", "a JSON error message", " (the download failed; read the message with `cat`)"),
 ];
 
-/// The beginning of a file that torch before 1.6 has written: a pickle of the number 0x1950a86a20f9469cfc6c.
+/// The number 0x1950a86a20f9469cfc6c in a pickle, with which a file begins that torch before 1.6 has written.
 /// Source: `torch/serialization.py`, `MAGIC_NUMBER`.
-const LEGACY_TORCH: [u8; 15] = [0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, b'.'];
+const LEGACY_TORCH: [u8; 13] = [0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, b'.'];
 
 /// The entries of a tar archive that torch before 0.1.10 has written.
 const TAR_TORCH: [&[u8]; 4] = [b"sys_info\0", b"pickle\0", b"tensors\0", b"storages\0"];
@@ -65,6 +62,13 @@ const OWN_MAGICS: [&[u8]; 4] = [b"PK\x03\x04", b"GGUF", b"SLM1", b"\x93NUMPY"];
 
 /// Maximum number of bytes that `detect_foreign` looks at.
 pub const PREFIX: u64 = 512;
+
+/// Number of bytes of the header of a member of a tar archive.
+pub const TAR_BLOCK: usize = 512;
+
+/// Maximum number of bytes that [`may_be_model`] and `is_tar_torch` look at: the header of times, the times, and the
+/// header of the member that has them.
+pub const TAR_PREFIX: u64 = 3 * TAR_BLOCK as u64;
 
 /// Identifies a file of a format that weightfs does not read, with a hint for the user: "gzip data (unpack it with
 /// gunzip first)". `prefix` has its first [`PREFIX`] bytes.
@@ -84,16 +88,12 @@ pub fn detect_foreign(prefix: &[u8]) -> Option<String> {
     let text = detect_text(prefix);
     let (name, hint) = if let Some(archive) = detect_zip(prefix) {
         archive
-    } else if prefix.get(257..262) == Some(b"ustar") && TAR_TORCH.iter().any(|name| prefix.starts_with(name)) {
-        ("a PyTorch checkpoint of the format before torch 0.1.10 (tar)", SAVE_AGAIN)
     } else if let Some((_, _, name, hint)) =
         MAGICS.iter().find(|(at, magic, ..)| prefix.get(*at..).is_some_and(|rest| rest.starts_with(magic)))
     {
         (*name, *hint)
     } else if is_onnx(prefix) {
         ("an ONNX model", CONVERT_ONNX)
-    } else if prefix.starts_with(&LEGACY_TORCH) {
-        ("a PyTorch checkpoint of the format before torch 1.6", SAVE_AGAIN)
     } else if let [0x80, 2..=5, b'}' | b']' | b'(' | b'c' | b'X' | b'\x8a' | b'\x95', ..] = prefix {
         // A pickle of protocol 2 to 5 begins with PROTO, mostly followed by EMPTY_DICT, EMPTY_LIST, MARK, GLOBAL,
         // BINUNICODE, LONG1 or FRAME.
@@ -153,14 +153,67 @@ fn is_safetensors(prefix: &[u8]) -> bool {
 }
 
 /// Whether a file whose suffix many programs use can be a model, or should be one: its download has failed. `prefix`
-/// has its first [`PREFIX`] bytes.
+/// has its first [`TAR_PREFIX`] bytes.
 pub fn may_be_model(prefix: &[u8]) -> bool {
+    let is_tar = is_tar_torch(prefix);
+    let prefix = &prefix[..prefix.len().min(PREFIX as usize)];
     let is_own = OWN_MAGICS.iter().any(|magic| prefix.starts_with(magic)) || is_safetensors(prefix);
-    let is_torch = prefix.starts_with(&LEGACY_TORCH)
+    let is_torch = is_tar
         || TAR_TORCH.iter().any(|name| prefix.starts_with(name))
         || matches!(prefix, [0x80, 2..=5, b'}' | b']' | b'(' | b'c' | b'X' | b'\x8a' | b'\x95', ..]);
     let is_failed = || prefix.is_empty() || lfs_pointer(prefix).is_some() || detect_text(prefix).is_some();
     is_own || is_torch || is_failed()
+}
+
+/// Whether a file begins like one that torch before 1.6 has written.
+pub fn is_legacy_torch(prefix: &[u8]) -> bool {
+    match prefix {
+        // FRAME, whose length has 8 bytes.
+        [0x80, 4..=5, 0x95, _, _, _, _, _, _, _, _, rest @ ..] | [0x80, 2..=5, rest @ ..] => {
+            rest.starts_with(&LEGACY_TORCH)
+        }
+        _ => false,
+    }
+}
+
+/// Whether a file begins like one that torch before 0.1.10 has written. `prefix` has its first [`PREFIX`] bytes, or its
+/// first [`TAR_PREFIX`] bytes if [`has_tar_times`] holds.
+pub fn is_tar_torch(prefix: &[u8]) -> bool {
+    let header = if has_tar_times(prefix) { prefix.get(2 * TAR_BLOCK..).unwrap_or_default() } else { prefix };
+    header.get(257..262) == Some(b"ustar") && TAR_TORCH.iter().any(|name| header.starts_with(name))
+}
+
+/// Whether a tar archive begins with the times of its first member, which Python writes in more detail than its header
+/// has them.
+pub fn has_tar_times(prefix: &[u8]) -> bool {
+    prefix.get(257..262) == Some(b"ustar") && matches!(prefix.get(156), Some(b'x' | b'g'))
+}
+
+/// Whether Python takes the first block of a file for the header of a tar archive: whether its checksum is right.
+/// Source: `Lib/tarfile.py` of CPython, `TarInfo.frombuf`, `nti` and `calc_chksums`.
+pub fn is_tar_header(block: &[u8]) -> bool {
+    if block.len() < TAR_BLOCK {
+        return false;
+    }
+    let field = &block[148..156];
+    let found = match field[0] {
+        0x80 | 0xff => field[1..].iter().fold(0, |number, byte| number << 8 | i64::from(*byte)),
+        _ => {
+            let text = field.split(|byte| *byte == 0).next().unwrap_or_default();
+            let text = String::from_utf8_lossy(text).replace('_', "");
+            let digits = text.trim().trim_start_matches("0o").trim_start_matches("0O");
+            i64::from_str_radix(digits, 8).unwrap_or(0)
+        }
+    };
+    let signed: i64 = block.iter().map(|byte| i64::from(byte.cast_signed())).sum();
+    let in_field: i64 = field.iter().map(|byte| i64::from(byte.cast_signed())).sum();
+    found == tar_checksum(block) as i64 || found == signed - in_field + 8 * i64::from(b' ')
+}
+
+/// The sum of the bytes of a header, of which those of the checksum count as spaces.
+pub fn tar_checksum(block: &[u8]) -> u64 {
+    let bytes = block.iter().enumerate();
+    bytes.map(|(at, byte)| if (148..156).contains(&at) { u64::from(b' ') } else { (*byte).into() }).sum()
 }
 
 /// Detects the pointer, a text of three lines, that Git LFS leaves in place of a file that was not fetched.
@@ -280,8 +333,31 @@ mod tests {
             assert!(!may_be_model(other), "{other:?}");
         }
         let failed: [&[u8]; 3] = [b"", b"version https://git-lfs.github.com/spec/v1\n", b"<!DOCTYPE html>"];
-        for model in failed.into_iter().chain([&b"PK\x03\x04\0\0"[..], &LEGACY_TORCH, b"GGUF", b"\x80\x02}q\0"]) {
+        for model in failed.into_iter().chain([&b"PK\x03\x04\0\0"[..], b"\x80\x02\x8a\x0a", b"GGUF", b"\x80\x02}q\0"]) {
             assert!(may_be_model(model), "{model:?}");
+        }
+    }
+
+    #[test]
+    fn old_checkpoints_of_torch_are_recognised() {
+        let legacy = |head: &[u8]| is_legacy_torch(&[head, &LEGACY_TORCH].concat());
+        assert!(legacy(b"\x80\x02") && legacy(b"\x80\x04\x95\x0d\0\0\0\0\0\0\0"));
+        assert!(!legacy(b"") && !is_legacy_torch(b"\x80\x02\x8a\x0a"));
+        let tar = |name: &[u8]| is_tar_torch(&[name, &[0; 248], b"ustar\0"].concat());
+        assert!(tar(b"sys_info\0") && !tar(b"sys_infos"));
+        // After the times that tarfile.add of Python writes.
+        let header = |name: &[u8], kind: u8| {
+            let mut header = [0; TAR_BLOCK];
+            header[..name.len()].copy_from_slice(name);
+            header[156] = kind;
+            header[257..262].copy_from_slice(b"ustar");
+            header
+        };
+        let times = |name| [header(b"././@PaxHeader", b'x'), [b'1'; TAR_BLOCK], header(name, b'0')].concat();
+        for (name, expected) in [(&b"sys_info"[..], true), (b"readme", false)] {
+            let prefix = times(name);
+            assert_eq!((is_tar_torch(&prefix), may_be_model(&prefix)), (expected, expected));
+            assert!(!is_tar_torch(&prefix[..TAR_BLOCK]));
         }
     }
 
@@ -289,7 +365,6 @@ mod tests {
     fn foreign_formats_are_detected() {
         let lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n";
         let tar: &[u8] = &[&[b'a'; 257][..], b"ustar\0"].concat();
-        let tar_torch: &[u8] = &[&b"sys_info\0"[..], &[0; 248], b"ustar\0"].concat();
         let zip =
             |name: &str| [b"PK\x03\x04", &[0; 22][..], &[name.len() as u8, 0, 0, 0], name.as_bytes(), b"\x80"].concat();
         let (torch, other) = (zip("archive/data.pkl"), zip("docs/data.pkl.txt"));
@@ -297,7 +372,7 @@ mod tests {
         let (config, metadata) = (zip("config.json"), zip("metadata.json"));
         let documented = [b"\x08\x0a\x12\x04onnx\x32\xff\x7f", &[b'd'; 600][..]].concat();
         let long = "word ".repeat(200);
-        let cases: [(&[u8], &str); 31] = [
+        let cases: [(&[u8], &str); 29] = [
             (&config, "a zip archive (unpack it with unzip first)"),
             (&metadata, "a zip archive (unpack it with unzip first)"),
             (b"", "empty (a download may not have started)"),
@@ -329,8 +404,6 @@ mod tests {
             ("Accès refusé".as_bytes(), "text, \"Accès refusé\" (if"),
             (&long.as_bytes()[..PREFIX as usize], "text, \"word word word"),
             (tar, "a tar archive"),
-            (tar_torch, "a PyTorch checkpoint of the format before torch 0.1.10 (tar) (load it with"),
-            (&LEGACY_TORCH, "a PyTorch checkpoint of the format before torch 1.6 (load it with"),
             (&[0; 64], "filled with zeros"),
         ];
         for (prefix, expected) in cases {

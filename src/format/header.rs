@@ -163,6 +163,8 @@ pub struct Header {
     tensors: TensorTable,
     /// The entries that were skipped; empty unless the file was read leniently.
     pub skipped: SkipList,
+    /// Whether all readers of the file copy the data, so that its alignment does not matter.
+    pub is_copied: bool,
     /// The start of the first tensor that is left out because it ends beyond the file.
     cut_from: Option<u64>,
 }

@@ -23,7 +23,7 @@ mod table;
 mod tensors;
 mod zip;
 
-pub use detect::{PREFIX as SNIFFED_PREFIX, may_be_model};
+pub use detect::{TAR_PREFIX as SNIFFED_PREFIX, may_be_model};
 pub use dtype::{Dtype, DtypeBlock};
 pub use edit::{Assignment, MetadataEdit, NewHead};
 pub use error::Error;

@@ -47,6 +47,22 @@ fn room_of(case: &str) -> Room {
     room
 }
 
+/// Name, dtype, shape and SHA-256 of each tensor of a model, sorted.
+pub fn sums_of(room: &Room, source: &str) -> Vec<String> {
+    let listed = room.json(&format!("weightfs ls --json {source}"));
+    let tensors = listed[0]["tensors"].as_array().unwrap().iter();
+    let found = tensors.map(|tensor| {
+        let (name, dtype) = (tensor["name"].as_str().unwrap(), tensor["dtype"].as_str().unwrap());
+        let file = tensor["file"].as_str().unwrap_or(name);
+        let sum = room.ok(&format!("weightfs cat {source} tensors/{file} | sha256sum"));
+        let shape = tensor["shape"].to_string();
+        format!("{name}\t{dtype}\t{shape}\t{}", sum.split_whitespace().next().unwrap())
+    });
+    let mut found: Vec<String> = found.collect();
+    found.sort();
+    found
+}
+
 #[test]
 fn checkpoints_are_whole_tensors() {
     let sums = std::fs::read_to_string(written().join("sums.tsv")).unwrap();
@@ -57,17 +73,7 @@ fn checkpoints_are_whole_tensors() {
         expected.sort();
         assert!(expected.len() >= 3, "{case}");
         for source in ["model", "model/.metadata"] {
-            let listed = room.json(&format!("weightfs ls --json {source}"));
-            let tensors = listed[0]["tensors"].as_array().unwrap().iter();
-            let found = tensors.map(|tensor| {
-                let (name, dtype) = (tensor["name"].as_str().unwrap(), tensor["dtype"].as_str().unwrap());
-                let sum = room.ok(&format!("weightfs cat {source} tensors/{name} | sha256sum"));
-                let shape = tensor["shape"].to_string();
-                format!("{name}\t{dtype}\t{shape}\t{}", sum.split_whitespace().next().unwrap())
-            });
-            let mut found: Vec<String> = found.collect();
-            found.sort();
-            assert_eq!(found, expected, "{case}");
+            assert_eq!(sums_of(&room, source), expected, "{case}");
         }
         let check = room.ok("weightfs check model");
         assert!(check.contains(": OK (") && check.contains(&format!("{} tensors", expected.len())), "{check}");

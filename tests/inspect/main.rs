@@ -13,6 +13,7 @@ mod export_parts;
 mod hostile;
 mod identity;
 mod inspect;
+mod legacy;
 mod ls;
 mod pipes;
 mod published;

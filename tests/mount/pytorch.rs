@@ -31,7 +31,7 @@ fn rename(scene: &Scene, path: &str, count: usize) {
 }
 
 /// The bytes of all files in some directories of a mount.
-fn files(mount: &Mount, dirs: &[&str]) -> BTreeMap<String, Vec<u8>> {
+pub fn files(mount: &Mount, dirs: &[&str]) -> BTreeMap<String, Vec<u8>> {
     let names = |dir: &&str| mount.list(*dir).into_iter().map(move |name| format!("{dir}/{name}")).collect::<Vec<_>>();
     let paths: Vec<String> = dirs.iter().flat_map(names).collect();
     paths.into_iter().map(|path| (path.clone(), mount.read(&path))).collect()
@@ -284,4 +284,44 @@ fn real_checkpoints_are_read_as_by_python() {
         let found: BTreeMap<String, serde_json::Value> = found.collect();
         assert_eq!(found, expected, "{path}");
     }
+}
+
+#[test]
+fn files_of_old_versions_are_mounted() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/legacy");
+    for (case, view) in [("plain", "t"), ("tar", "n")] {
+        let out = scene.path(format!("{case}.safetensors"));
+        let source = dir.join(format!("{case}.pth"));
+        scene.ok(&format!("weightfs export {} {}", source.display(), out.display()));
+        let [found, expected] =
+            [&source, &out].map(|model| files(&scene.mount(model, &[]), &["tensors", "f32", "npy"]));
+        assert!(found == expected && found.contains_key(&format!("tensors/{view}")), "{case}");
+    }
+}
+
+#[test]
+fn tar_archives_of_python_are_mounted() {
+    require_fuse!();
+    let scene = Scene::new();
+    let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/legacy/tar.pth");
+    let program = "import os, sys, tarfile
+made, out, folder = sys.argv[1:]
+tarfile.open(made).extractall(folder)
+with tarfile.open(out, 'w:', format=tarfile.PAX_FORMAT) as archive:
+    for name in ['sys_info', 'pickle', 'tensors', 'storages']:
+        os.utime(os.path.join(folder, name), (1480000000.25, 1480000000.75))
+        archive.add(os.path.join(folder, name), arcname=name)
+";
+    let [out, folder] = ["out/model.bin", "members"].map(|name| scene.path(name));
+    fs::create_dir(scene.path("out")).unwrap();
+    run_ok(
+        python().to_str().unwrap(),
+        [OsStr::new("-c"), program.as_ref(), made.as_ref(), out.as_ref(), folder.as_ref()],
+    );
+    assert!(fs::read(&out).unwrap().starts_with(b"././@PaxHeader\0"));
+    // In a directory, the first bytes decide whether a file with this suffix is a model.
+    let [found, expected] = [&scene.path("out"), &made].map(|model| files(&scene.mount(model, &[]), &["tensors"]));
+    assert!(found == expected && !found.is_empty());
 }

@@ -73,27 +73,50 @@ struct PickleMachine<'i> {
     memo: Vec<Option<PickleValue>>,
     /// Number of those that are stored.
     stored: u32,
+    /// If the bytes end before the pickle does: the least number of bytes that it has.
+    needs: Option<usize>,
+}
+
+/// Why the first bytes of a file are no whole pickle.
+#[derive(Debug)]
+pub struct PickleFault {
+    pub message: String,
+    /// If the bytes end before the pickle does: the least number of bytes that it has.
+    pub needs: Option<usize>,
 }
 
 /// Reads a pickle. Fails with a message.
 pub fn load_pickle(bytes: &[u8]) -> Result<PickleTree<'_>, String> {
+    load_within(bytes, HEAP_PER_BYTE).map_err(|fault| fault.message)
+}
+
+/// As [`load_pickle`], where the number of bytes of the pickle is not known. Other bytes may follow it.
+pub fn load_first(bytes: &[u8]) -> Result<PickleTree<'_>, PickleFault> {
     load_within(bytes, HEAP_PER_BYTE)
 }
 
 /// As [`load_pickle`], for a pickle of many small objects, which takes more memory.
 pub fn load_records(bytes: &[u8]) -> Result<PickleTree<'_>, String> {
-    load_within(bytes, RECORDS_HEAP_PER_BYTE)
+    load_within(bytes, RECORDS_HEAP_PER_BYTE).map_err(|fault| fault.message)
 }
 
-fn load_within(bytes: &[u8], heap_per_byte: usize) -> Result<PickleTree<'_>, String> {
+fn load_within(bytes: &[u8], heap_per_byte: usize) -> Result<PickleTree<'_>, PickleFault> {
     let tree = PickleTree { bytes, ..PickleTree::default() };
     let (heap, stack) = (PickleHeap::new(bytes.len(), heap_per_byte), Vec::new());
-    let mut machine = PickleMachine { tree, heap, at: 0, stack, marks: Vec::new(), memo: Vec::new(), stored: 0 };
+    let (marks, memo) = Default::default();
+    let mut machine = PickleMachine { tree, heap, at: 0, stack, marks, memo, stored: 0, needs: None };
     loop {
         let at = machine.at;
-        if !machine.step().map_err(|fault| format!("byte {at} of the pickle: {fault}"))? {
-            machine.tree.len = machine.at;
-            return Ok(machine.tree);
+        match machine.step() {
+            Ok(true) => {}
+            Ok(false) => {
+                machine.tree.len = machine.at;
+                return Ok(machine.tree);
+            }
+            Err(fault) => {
+                let message = format!("byte {at} of the pickle: {fault}");
+                return Err(PickleFault { message, needs: machine.needs });
+            }
         }
     }
 }
@@ -193,8 +216,13 @@ impl PickleMachine<'_> {
             }
             b'Q' => {
                 let id = self.pop()?;
-                let at = self.heap.push(&mut self.tree.persistent, id)?;
-                self.push(PickleValue::Persistent(at))?;
+                match self.tree.class_with_source(id) {
+                    Some(class) => self.push(class)?,
+                    None => {
+                        let at = self.heap.push(&mut self.tree.persistent, id)?;
+                        self.push(PickleValue::Persistent(at))?;
+                    }
+                }
             }
             b'i' | b'o' | 0x82..=0x84 => {
                 let name = match opcode {
@@ -211,6 +239,7 @@ impl PickleMachine<'_> {
 
     fn take(&mut self, len: usize) -> Result<PickleSpan, String> {
         if len > self.tree.bytes.len() - self.at {
+            self.needs = Some(self.at.saturating_add(len));
             return Err(CUT.to_owned());
         }
         let span = PickleSpan { start: self.at as u32, len: len as u32 };
@@ -231,7 +260,10 @@ impl PickleMachine<'_> {
         let left = self.tree.bytes.len() - self.at;
         match usize::try_from(len) {
             Ok(len) if len <= left => self.take(len),
-            _ => Err(format!("a length of {len} bytes, but {left} are left")),
+            fits => {
+                self.needs = fits.ok().map(|len| self.at.saturating_add(len));
+                Err(format!("a length of {len} bytes, but {left} are left"))
+            }
         }
     }
 
@@ -283,7 +315,10 @@ impl PickleMachine<'_> {
 
     fn line(&mut self) -> Result<PickleSpan, String> {
         let rest = &self.tree.bytes[self.at..];
-        let len = rest.iter().position(|byte| *byte == b'\n').ok_or_else(|| CUT.to_owned())?;
+        let Some(len) = rest.iter().position(|byte| *byte == b'\n') else {
+            self.needs = Some(self.tree.bytes.len() + 1);
+            return Err(CUT.to_owned());
+        };
         let span = self.take(len)?;
         self.at += 1;
         Ok(span)
@@ -434,6 +469,34 @@ mod tests {
         );
         assert_eq!(long(&i64::MIN.to_le_bytes()), PickleValue::Int(i64::MIN));
         assert!(matches!(long(&[1; 255]), PickleValue::Big(_)));
+    }
+
+    #[test]
+    fn first_pickle_ends_before_other_bytes_or_says_how_many_it_needs() {
+        let whole = b"\x80\x02X\x03\0\0\0abc.";
+        assert_eq!(load_first(&[&whole[..], b"more"].concat()).unwrap().len, whole.len());
+        let needs = |bytes: &[u8]| load_first(bytes).unwrap_err().needs;
+        assert_eq!(
+            (needs(b""), needs(&whole[..5]), needs(&whole[..8]), needs(&whole[..10])),
+            (Some(1), Some(7), Some(10), Some(11))
+        );
+        assert_eq!((needs(b"\x80\x02cos"), needs(b"\x80\x02X\xff\xff\xff\xff"), needs(b"}")), (Some(6), None, None));
+    }
+
+    #[test]
+    fn classes_with_their_source_are_classes() {
+        // As torch before 1.6, and as torch before 0.1.10.
+        for bytes in [
+            &b"\x80\x02(X\x06\0\0\0modulecm\nNet\nX\0\0\0\0X\0\0\0\0tQ)\x81."[..],
+            b"\x80\x02cm\nNet\nX\0\0\0\0X\0\0\0\0\x87Q)\x81.",
+        ] {
+            let tree = load_pickle(bytes).unwrap();
+            let object = tree.object(tree.root).unwrap();
+            assert_eq!((tree.global(object.class), tree.all_persistent().count()), (Some(("m", "Net")), 0));
+        }
+        // What is no class is not taken for one.
+        let tree = load_pickle(b"\x80\x02(X\x06\0\0\0moduleK\x01X\0\0\0\0X\0\0\0\0tQ.").unwrap();
+        assert_eq!(tree.root, PickleValue::Persistent(0));
     }
 
     #[test]

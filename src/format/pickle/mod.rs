@@ -9,6 +9,6 @@ mod ndarray;
 mod tree;
 
 pub use globals::{GlobalDanger, global_danger, is_listed};
-pub use machine::{load_pickle, load_records};
+pub use machine::{PickleFault, load_first, load_pickle, load_records};
 pub use ndarray::{describe_ndarray, is_ndarray};
 pub use tree::{PickleObject, PickleSpan, PickleTree, PickleValue};

@@ -150,6 +150,27 @@ impl<'i> PickleTree<'i> {
         None
     }
 
+    /// The class that a persistent id names together with its source code, as torch before version 1.6 writes it.
+    pub(super) fn class_with_source(&self, id: PickleValue) -> Option<PickleValue> {
+        match self.elements(id) {
+            [kind, class @ PickleValue::Global(_), ..] if self.is_text(*kind, "module") => Some(*class),
+            [class @ PickleValue::Global(_), ..] => Some(*class),
+            _ => None,
+        }
+    }
+
+    /// The id of a value that the program that loads the pickle supplies, in a slice, unless the id is a tuple.
+    pub fn plain_id(&self, value: PickleValue) -> Option<&[PickleValue]> {
+        let PickleValue::Persistent(at) = value else { return None };
+        let id = self.persistent.get(at as usize)?;
+        matches!(id, PickleValue::Text(_) | PickleValue::Int(_)).then_some(std::slice::from_ref(id))
+    }
+
+    /// Whether the pickle makes objects.
+    pub fn has_objects(&self) -> bool {
+        !self.objects.is_empty()
+    }
+
     /// Every storage that the pickle refers to, in the order of the pickle.
     pub fn all_persistent(&self) -> impl Iterator<Item = PickleValue> {
         (0..self.persistent.len() as u32).map(PickleValue::Persistent)

@@ -1,5 +1,6 @@
 //! The entries of an archive that torch has written: the pickle and the storages.
 
+use super::storages::TorchStorages;
 use super::{PICKLE_MAX, checkpoint_error};
 use crate::format::detect::{PACK_AGAIN, detect_exported};
 use crate::format::error::Error;
@@ -28,12 +29,6 @@ const ALIGNMENT: u64 = 64;
 
 /// If so many bytes or fewer lie between two entries, both are read at once.
 const TOGETHER: u64 = 16 << 10;
-
-pub struct TorchStorages<'d> {
-    pub is_big_endian: bool,
-    /// By the keys of the storages: the ranges of their bytes, or why they are not known.
-    ranges: HashMap<&'d str, Result<Range<u64>, String>>,
-}
 
 pub struct TorchArchive<'d> {
     pub storages: TorchStorages<'d>,
@@ -115,7 +110,7 @@ impl<'d> TorchArchive<'d> {
             let stored = check_stored(directory, at).map_err(|error| error.to_string());
             (key, stored.and(range))
         });
-        let storages = TorchStorages { is_big_endian, ranges: ranges.collect() };
+        let storages = TorchStorages::in_archive(is_big_endian, ranges.collect());
         Ok(Self { storages, used, data_start, pickle })
     }
 
@@ -136,19 +131,8 @@ fn check_stored(directory: &ZipDirectory, at: usize) -> Result<(), Error> {
     })
 }
 
-impl TorchStorages<'_> {
-    /// The name of the entry of a storage, and its range.
-    pub fn find(&self, key: &str) -> Result<(String, Range<u64>), String> {
-        let entry = quote(&format!("data/{key}"));
-        match self.ranges.get(key) {
-            Some(range) => Ok((entry, range.clone()?)),
-            None => Err(format!("its storage {entry} is not in the archive")),
-        }
-    }
-}
-
 /// Whether a file is an archive that torch has written, or the beginning of one.
-pub fn is_pytorch(input: &HeaderInput) -> Result<bool, MissingRange> {
+pub fn is_archive(input: &HeaderInput) -> Result<bool, MissingRange> {
     if !zip::is_zip(input)? {
         return Ok(false);
     }

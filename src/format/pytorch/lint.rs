@@ -2,12 +2,13 @@
 //! that differ from the directory.
 
 use super::archive::TorchArchive;
+use super::forms::old_pickle;
 use super::globals;
 use crate::format::error::Error;
 use crate::format::header::{Header, ParseMode};
 use crate::format::input::{HeaderInput, MissingRange};
 use crate::format::lint::HeaderLint;
-use crate::format::pickle::{GlobalDanger, global_danger};
+use crate::format::pickle::{GlobalDanger, PickleTree, global_danger};
 use crate::format::zip::ZipDirectory;
 use crate::rules::CheckRule;
 use crate::text::quote;
@@ -19,7 +20,7 @@ pub fn lint_pytorch(
     input: &HeaderInput,
     found: &mut dyn FnMut(HeaderLint),
 ) -> Result<(), MissingRange> {
-    if let Err(Error::Missing(missing)) = lint_archive(input, found) {
+    if let Err(Error::Missing(missing)) = lint_contents(input, found) {
         return Err(missing);
     }
     // The file was parsed before, so that there is no other error.
@@ -31,6 +32,16 @@ pub fn lint_pytorch(
 
 const UNKNOWN_CALL: &str = "is not known to be harmless and may run code when Python loads the file; weightfs does not run \
                             it";
+
+fn lint_contents(input: &HeaderInput, found: &mut dyn FnMut(HeaderLint)) -> Result<(), Error> {
+    let Some((tree, left)) = old_pickle(input)? else { return lint_archive(input, found) };
+    lint_pickle(&tree, found);
+    if left > 0 {
+        let message = format!("the sizes of {left} storages are too far apart, and were not compared with the pickle");
+        found(HeaderLint::new(CheckRule::Unverified, None, message));
+    }
+    Ok(())
+}
 
 fn lint_archive(input: &HeaderInput, found: &mut dyn FnMut(HeaderLint)) -> Result<(), Error> {
     let directory = ZipDirectory::read(input)?;
@@ -54,6 +65,17 @@ fn lint_archive(input: &HeaderInput, found: &mut dyn FnMut(HeaderLint)) -> Resul
     for (at, fault) in faults {
         found(HeaderLint::new(CheckRule::Archive, Some(directory.name(at)), fault));
     }
+    lint_pickle(&tree, found);
+    let rest = archive.pickle_len().saturating_sub(tree.len as u64);
+    if rest > 0 {
+        let message = format!("{rest} bytes after the end of the pickle in data.pkl");
+        found(HeaderLint::new(CheckRule::Trailing, None, message));
+    }
+    Ok(())
+}
+
+/// Reports what a pickle would do in Python beyond what torch does to load it.
+fn lint_pickle(tree: &PickleTree, found: &mut dyn FnMut(HeaderLint)) {
     let all: BTreeSet<_> = tree.globals().collect();
     let called: HashSet<_> = tree.called().filter_map(|value| tree.global(value)).collect();
     if tree.called().any(|value| tree.global(value).is_none()) {
@@ -80,12 +102,6 @@ fn lint_archive(input: &HeaderInput, found: &mut dyn FnMut(HeaderLint)) -> Resul
         let message = format!("the pickle {verb} {subject}, which {what}");
         found(HeaderLint::new(kind, Some(&subject), message));
     }
-    let rest = archive.pickle_len().saturating_sub(tree.len as u64);
-    if rest > 0 {
-        let message = format!("{rest} bytes after the end of the pickle in data.pkl");
-        found(HeaderLint::new(CheckRule::Trailing, None, message));
-    }
-    Ok(())
 }
 
 /// Reports the tensors that the lenient parser left out.

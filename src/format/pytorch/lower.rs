@@ -6,11 +6,14 @@
 //! have the names of their state dict. A key with a dot and a path of several keys can be the same name: the second
 //! tensor with a name, and the second value of metadata, have a number behind it.
 
-use super::archive::{TorchArchive, TorchStorages};
+use super::archive::TorchArchive;
 use super::dtype::{self, F4_PAIR, TorchDtype};
 use super::rebuild::{PickledTensor, rebuild_tensor};
 use super::recover::{RecoveredArchive, recover_archive};
-use super::value::{CONVERTED, FROM_NDARRAY, NO_STORAGE, ValueKind, WRAPPER, builder, container, value_kind};
+use super::storages::TorchStorages;
+use super::value::{
+    CONVERTED, FROM_NDARRAY, NO_STORAGE, TAR_TENSOR, ValueKind, WRAPPER, builder, container, value_kind,
+};
 use super::{DUPLICATE, NAME, STATE_DICT, UNNAMED, checkpoint_error};
 use crate::format::error::Error;
 use crate::format::header::{Header, HeaderBuilder, ParseMode, SkippedEntry};
@@ -63,10 +66,10 @@ pub struct PickleLowering<'a> {
     only_tensors: bool,
 }
 
-/// Reads the header of a file.
+/// Reads the header of a zip archive.
 ///
 /// Fails with [`Error::Missing`] until the directory, the pickle and some local headers are in `input`.
-pub fn parse_pytorch(input: &HeaderInput, mode: ParseMode) -> Result<Header, Error> {
+pub fn parse_zip(input: &HeaderInput, mode: ParseMode) -> Result<Header, Error> {
     let directory = match ZipDirectory::read(input) {
         Err(Error::Broken(_)) if mode == ParseMode::Lenient => {
             let RecoveredArchive { directory, end } = &*input.keep(|| recover_archive(input))?;
@@ -84,11 +87,20 @@ pub fn parse_pytorch(input: &HeaderInput, mode: ParseMode) -> Result<Header, Err
 
 fn parse_archive(directory: &ZipDirectory, input: &HeaderInput, mode: ParseMode) -> Result<Header, Error> {
     let archive = TorchArchive::read(directory, input, mode)?;
-    let tree = archive.tree(input)?;
+    lower_tree(&archive.tree(input)?, &archive.storages, archive.data_start, mode)
+}
+
+/// The header of a file with this pickle, whose data begins at byte `data_start`.
+pub fn lower_tree(
+    tree: &PickleTree,
+    storages: &TorchStorages,
+    data_start: u64,
+    mode: ParseMode,
+) -> Result<Header, Error> {
     let mut builder = HeaderBuilder::new(mode);
     let mut lowering = PickleLowering {
-        tree: &tree,
-        storages: &archive.storages,
+        tree,
+        storages,
         builder: &mut builder,
         path: String::new(),
         open: HashSet::new(),
@@ -103,7 +115,7 @@ fn parse_archive(directory: &ZipDirectory, input: &HeaderInput, mode: ParseMode)
     lowering.root(tree.root)?;
     let PickleLowering { tensor_keys, metadata_keys, .. } = lowering;
     builder.number_repeated(&tensor_keys, &metadata_keys);
-    builder.finish(NAME, None, archive.data_start, DUPLICATE)
+    builder.finish(NAME, None, data_start, DUPLICATE)
 }
 
 impl<'a> PickleLowering<'a> {
@@ -132,7 +144,7 @@ impl<'a> PickleLowering<'a> {
     fn holds_tensor(&mut self, value: PickleValue, depth: usize) -> Result<bool, Error> {
         self.visit(depth)?;
         let Some(container) = container(value).filter(|container| self.open.insert(*container)) else {
-            return Ok(false);
+            return Ok(self.tar_id(value).is_some());
         };
         let kind = self.kind(value);
         let mut holds = matches!(kind, ValueKind::Tensor { .. });
@@ -149,8 +161,17 @@ impl<'a> PickleLowering<'a> {
         Ok(holds)
     }
 
+    /// The kind of a value. Copies its text, so that many uses of a long one take time.
     fn kind(&self, value: PickleValue) -> ValueKind<'a> {
-        value_kind(self.tree, value)
+        match self.tar_id(value) {
+            Some(args) => ValueKind::Tensor { function: TAR_TENSOR, args },
+            None => value_kind(self.tree, value),
+        }
+    }
+
+    /// The key of a tensor of a tar archive, in a slice.
+    fn tar_id(&self, value: PickleValue) -> Option<&'a [PickleValue]> {
+        self.tree.plain_id(value).filter(|_| self.storages.has_tensors())
     }
 
     fn visit(&mut self, depth: usize) -> Result<(), Error> {

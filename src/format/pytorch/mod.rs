@@ -1,18 +1,23 @@
-//! PyTorch checkpoints: the zip archives that `torch.save` writes since version 1.6.
+//! PyTorch checkpoints: the zip archives that `torch.save` writes since version 1.6, and the files of older versions.
 //!
 //! The entry `data.pkl` is a pickle that describes the tensors. Each storage is an entry `data/KEY` of its own, whose
-//! bytes are stored as they are, so that a tensor is a part of the file. Nothing in the pickle is executed, imported or
-//! called. Source: `torch/serialization.py` and `torch/_weights_only_unpickler.py` of torch 2.15.
+//! bytes are stored as they are, so that a tensor is a part of the file. In older files, the storages follow the
+//! pickle. Nothing in a pickle is executed, imported or called. Source: `torch/serialization.py` and
+//! `torch/_weights_only_unpickler.py` of torch 2.15.
 
 mod archive;
 mod dcp;
 mod dtype;
+mod forms;
 mod globals;
+mod legacy;
 mod lint;
 mod lower;
 mod ranks;
 mod rebuild;
 mod recover;
+mod storages;
+mod tar;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -23,10 +28,11 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
 
-pub use archive::{is_pickle, is_pytorch};
+pub use archive::is_pickle;
 pub use dcp::{CheckpointIndex, CheckpointPart, CheckpointTensor, ItemPlace, METADATA_MAX, PartBounds};
+pub use forms::{is_pytorch, parse_pytorch};
 pub use lint::{lint_pytorch, pytorch_damage};
-pub use lower::parse_pytorch;
+pub use lower::parse_zip;
 pub use ranks::{
     HeldTensor, RankBox, RankFile, RankLimits, RankPart, RankTensor, TENSOR_BOXES_MAX, ZeroModelStates, ZeroPartition,
     ZeroShape, parse_rank_file, parse_zero_model, parse_zero_partition,

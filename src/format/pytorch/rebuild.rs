@@ -1,9 +1,9 @@
 //! The place of a tensor in the file, by the arguments of the function that builds it.
 
 use super::RANK_MAX;
-use super::archive::TorchStorages;
 use super::dtype::{self, F4_PAIR, TorchDtype};
-use super::value::{ValueKind, value_kind};
+use super::storages::{TarTensor, TorchStorages, object_key};
+use super::value::{TAR_TENSOR, ValueKind, value_kind};
 use crate::format::pickle::{PickleTree, PickleValue};
 use crate::format::tensors::{c_strides, fits};
 use crate::text::{brackets, quote};
@@ -25,6 +25,9 @@ pub fn rebuild_tensor(
     function: &str,
     args: &[PickleValue],
 ) -> Result<PickledTensor, String> {
+    if let (TAR_TENSOR, [id]) = (function, args) {
+        return tar_tensor(tree, storages, *id);
+    }
     let [storage, offset, shape, strides, rest @ ..] = args else {
         return Err(wrong_arguments(function));
     };
@@ -55,7 +58,41 @@ pub fn rebuild_tensor(
         let width = class.size;
         return Err(format!("its storage {entry} has {size} bytes, but {numel} elements of {width} bytes"));
     }
+    let data = match view_of(tree, *storage)? {
+        None => data,
+        Some((_, Range { start, end })) if end <= numel => {
+            let width = u64::from(class.size);
+            data.start + start * width..data.start + end * width
+        }
+        Some((_, Range { start, end })) => {
+            return Err(format!("its storage is a view of elements {start} to {end} of {entry}, which has {numel}"));
+        }
+    };
     place(dtype, &shape, &strides, offset, &data)
+}
+
+/// The tensor of a tar archive with this id in the pickle.
+fn tar_tensor(tree: &PickleTree, storages: &TorchStorages, id: PickleValue) -> Result<PickledTensor, String> {
+    let key = object_key(tree, id).unwrap_or_default();
+    let found = storages.tensor(&key);
+    let TarTensor { dtype, shape, strides, offset, range } =
+        found.ok_or_else(|| format!("the file has no tensor with the id {}", quote(&key)))?;
+    place(*dtype, shape, strides, *offset, range)
+}
+
+/// A view of a storage: its key, and the elements of the storage. Only files of torch before version 1.6 have views.
+pub fn view_of<'t>(tree: &'t PickleTree, value: PickleValue) -> Result<Option<(&'t str, Range<u64>)>, String> {
+    let parts = tree.persistent(value).map_or(&[][..], |id| tree.elements(id));
+    let Some(view) = parts.get(5).filter(|view| **view != PickleValue::None) else { return Ok(None) };
+    let found = match tree.elements(*view) {
+        [key, PickleValue::Int(offset @ 0..), PickleValue::Int(len @ 0..)] => {
+            let start = offset.unsigned_abs();
+            let range = start.checked_add(len.unsigned_abs()).map(|end| start..end);
+            tree.text(*key).zip(range)
+        }
+        _ => None,
+    };
+    found.map(Some).ok_or_else(|| "its storage is a view with a key or numbers that torch does not write".to_owned())
 }
 
 fn numbers(tree: &PickleTree, value: PickleValue, function: &str) -> Result<Vec<i64>, String> {

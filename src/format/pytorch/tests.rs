@@ -174,7 +174,12 @@ fn bombs_are_refused() {
     let modules = (0..1000).fold(modules, |pickle, at| pickle.text(&at.to_string()).raw(b"N")).raw(b"u");
     let modules = modules.text("_non_persistent_buffers_set").raw(b"](").raw(&b"N".repeat(100_000));
     let modules = modules.raw(b"eu\x85Rq\0](").raw(&b"cmy\nModule\n)\x81h\0b".repeat(5000)).raw(b"e");
+    // Lists of one long text, which is not copied to find the tensors.
+    let text = Pickle::new().raw(b"](").text(&"t".repeat(2 << 20)).raw(b"q\0").raw(&b"h\0".repeat(20_000)).raw(b"e");
+    let root = text.raw(b"q\x010}(").text("state_dict").raw(b"}").text("lists").raw(b"](").raw(&b"h\x01".repeat(7));
+    let root = root.raw(b"eu");
     let cases = [
+        (root, "more than 128 MiB of names and metadata"),
         (modules, "too many paths lead to the same values"),
         (entries, "more than 128 MiB of names and metadata"),
         (bomb, "too many paths lead to the same values"),
@@ -486,7 +491,7 @@ fn only_a_part_of_the_file_is_needed() {
         let mut input = HeaderInput::new(whole.len() as u64);
         let (mut asked, mut bytes) = (0, 0);
         let header = loop {
-            match parse_pytorch(&input, ParseMode::Strict) {
+            match parse_zip(&input, ParseMode::Strict) {
                 Err(Error::Missing(MissingRange(range))) => {
                     (asked, bytes) = (asked + 1, bytes + range.end - range.start);
                     input.add(range.start, whole[range.start as usize..range.end as usize].to_vec());
@@ -620,4 +625,308 @@ fn complete_storages_of_a_broken_download_are_recovered() {
     let (late, directory) = archive(&[entries[2], entries[0]]);
     let error = read(&late[..directory - 1], ParseMode::Lenient).unwrap_err().to_string();
     assert!(error.contains("is not among the 1 entries that are complete"), "{error}");
+}
+
+/// A file of torch before version 1.6 with the object `pickle`, storages with these keys, counts and sizes, and
+/// whatever the second and the third pickle hold.
+fn legacy(pickle: Vec<u8>, storages: &[(&str, u64, usize)], version: i32, machine: &[u8]) -> Vec<u8> {
+    let mut out = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.".to_vec();
+    out.extend(Pickle::new().int(version).end());
+    out.extend(Pickle::new().raw(b"}").text("little_endian").raw(machine).raw(b"s").end());
+    out.extend(pickle);
+    let keys = storages.iter().fold(Pickle::new().raw(b"]("), |keys, (key, ..)| keys.text(key)).raw(b"e");
+    out.extend(keys.end());
+    for (_, count, size) in storages {
+        out.extend(count.to_le_bytes());
+        out.extend(vec![7; *size]);
+    }
+    out
+}
+
+/// The pickle of a dict with tensors `a` and `b` in the storages `0` and `1`, the second a view.
+fn two_tensors(view: impl Fn(Pickle) -> Pickle) -> Vec<u8> {
+    let pickle = Pickle::new().raw(b"}(").text("a").tensor("FloatStorage", "0", 4, 0, &[2, 2], &[1, 2]).text("b");
+    let pickle = pickle.raw(b"ctorch._utils\n_rebuild_tensor_v2\n((").text("storage").raw(b"ctorch\nHalfStorage\n");
+    let pickle = view(pickle.text("1").text("cpu").int(5));
+    pickle.raw(b"tQ").int(1).ints(&[2]).ints(&[1]).raw(b"\x89}tRu").end()
+}
+
+const TRUE: &[u8] = b"\x88";
+
+#[test]
+fn storages_after_the_pickles_are_found() {
+    let pickle = || two_tensors(|pickle| pickle.text("7").int(1).int(3).raw(b"\x87"));
+    let file = legacy(pickle(), &[("1", 5, 10), ("0", 4, 16)], 1001, TRUE);
+    let header = read(&file, ParseMode::Strict).unwrap();
+    let len = file.len() as u64;
+    // The second element of the view is the third one of the storage.
+    let found: Vec<_> = header.tensors().map(|tensor| (tensor.name, tensor.range, tensor.layout.is_some())).collect();
+    assert_eq!(found, [("b", len - 34 + 4..len - 34 + 8, false), ("a", len - 16..len, true)]);
+    assert_eq!((header.data_start, header.format), (len - 34, NAME));
+    // Without the last bytes, the complete storages are left.
+    let error = read(&file[..file.len() - 3], ParseMode::Strict).unwrap_err().to_string();
+    assert!(error.contains(&format!("truncated: the data ends at byte {len}, but the file ends at byte {}", len - 3)));
+    let header = read(&file[..file.len() - 3], ParseMode::Lenient).unwrap();
+    assert_eq!((header.len(), header.tensor(0).name, header.skipped.total()), (1, "b", 1));
+    // A view that is none.
+    let file = legacy(two_tensors(|pickle| pickle.raw(b"N")), &[("0", 4, 16), ("1", 5, 10)], 1001, TRUE);
+    assert_eq!(read(&file, ParseMode::Strict).unwrap().len(), 2);
+}
+
+#[test]
+fn broken_files_of_old_versions_are_refused() {
+    let plain = || two_tensors(|pickle| pickle.raw(b"N"));
+    let (zero, one) = (("0", 4, 16), ("1", 5, 10));
+    let with = |storages: &[(&str, u64, usize)]| legacy(plain(), storages, 1001, TRUE);
+    let keyed =
+        |key: &str, offset: i32, len: i32| two_tensors(|pickle| pickle.text(key).int(offset).int(len).raw(b"\x87"));
+    let view = |offset: i32, len: i32| keyed("7", offset, len);
+    let with_key = |key: &str, offset: i32, len: i32| legacy(keyed(key, offset, len), &[zero, one], 1001, TRUE);
+    // Two views with a key.
+    let [first, second] = [(1, 3), (1, 2)].map(|(offset, len)| keyed("7", offset, len));
+    let both = [&b"\x80\x02]("[..], &first[2..first.len() - 1], &second[2..second.len() - 1], b"e."].concat();
+    let views = legacy(both, &[zero, one], 1001, TRUE);
+    let with_version = |version: Vec<u8>| {
+        let mut file = with(&[zero, one]);
+        file.splice(15..15 + Pickle::new().int(0).end().len(), version);
+        file
+    };
+    let texts = with_version(Pickle::new().text("1001").end());
+    let long = with_version(Pickle::new().text(&"1".repeat(70_000)).end());
+    // The version is a text that has a checksum where a tar archive has it, of signed and of unsigned bytes.
+    let checked = |bytes: &[u8]| with_version(Pickle::new().text(&String::from_utf8_lossy(bytes)).end());
+    let sum_into = |mut file: Vec<u8>, is_signed: bool| {
+        file[148..156].fill(b' ');
+        let sum: i64 = file[..512]
+            .iter()
+            .map(|byte| if is_signed { i64::from(byte.cast_signed()) } else { i64::from(*byte) })
+            .sum();
+        file[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+        file
+    };
+    let [tar, signed] = [false, true].map(|is_signed| sum_into(checked(&[b'v'; 600]), is_signed));
+    let mut trailing = with(&[zero, one]);
+    trailing.extend([0; 5]);
+    let huge = Pickle::new().tensor("FloatStorage", "0", i32::MAX, 0, &[1], &[1]).end();
+    let code = Pickle::new().raw(b"cos\nsystem\n").raw(b"0").int(1001).end();
+    let mut called = with(&[zero, one]);
+    called.splice(15..15 + Pickle::new().int(0).end().len(), code);
+    let cases = [
+        (with(&[zero]), "tensor \"b\": its storage \"1\" is not in the file"),
+        (with(&[zero, one, one]), "storage \"1\": it is listed twice"),
+        (with(&[zero, one, ("2", 1, 4)]), "storage \"2\": the object has no id of it with a class of known size"),
+        (with(&[zero, ("1", 6, 10)]), "storage \"1\" has 6 elements according to byte "),
+        (with(&[zero, ("1", 5, 9)]), "truncated: the data ends at byte"),
+        (trailing, "5 bytes after the last storage, which ends at byte"),
+        (legacy(huge, &[("0", 4, 16)], 1001, TRUE), "truncated: the data ends at byte"),
+        (legacy(plain(), &[zero, one], 1002, TRUE), "its version is 1002; 1001 is supported"),
+        (texts, "its version is not a number; 1001 is supported"),
+        (with_key("0", 0, 2), "the view \"0\" of a storage has the key of a storage"),
+        (views, "the view \"7\" of a storage occurs with other elements"),
+        (long, "the version at byte 15 does not end within 65536 bytes"),
+        (tar, "its first bytes are also the header of a tar archive, which torch would read"),
+        (signed, "its first bytes are also the header of a tar archive, which torch would read"),
+        (legacy(plain(), &[zero, one], 1001, b"\x89"), "a big-endian machine (little_endian is False)"),
+        (called, "the version names \"os.system\", which torch does not write there"),
+        (legacy(view(3, 3), &[zero, one], 1001, TRUE), "a view of elements 3 to 6 of \"1\", which has 5"),
+        (legacy(view(-1, 3), &[zero, one], 1001, TRUE), "a view with a key or numbers that torch does not write"),
+        (legacy(view(0, 2), &[zero, one], 1001, TRUE), "needs 3 elements, but its storage has 2"),
+        (legacy(plain()[..60].to_vec(), &[], 1001, TRUE), "the object at byte"),
+    ];
+    for (file, expected) in cases {
+        let error = read(&file, ParseMode::Strict).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}\n{expected}");
+    }
+}
+
+#[test]
+fn counts_that_are_far_apart_are_not_all_read() {
+    // More than 1000 places, and more than 16 MiB of storages that are read with the counts between them.
+    for (number, size, most) in [(1100, 20 << 10, 1000), (1200, 15 << 10, 17)] {
+        let keys: Vec<String> = (0..number).map(|key| key.to_string()).collect();
+        let pickle = keys
+            .iter()
+            .fold(Pickle::new().raw(b"]("), |pickle, key| pickle.tensor("ByteStorage", key, size, 0, &[1], &[1]));
+        let storages: Vec<_> = keys.iter().map(|key| (&key[..], size as u64, size as usize)).collect();
+        let mut file = legacy(pickle.raw(b"e").end(), &storages, 1001, TRUE);
+        // The count of the last storage is wrong, and not compared.
+        let last = file.len() - size as usize - 8;
+        file[last] ^= 1;
+        let header = read(&file, ParseMode::Strict).unwrap();
+        assert_eq!(header.len(), number);
+        let mut input = HeaderInput::new(file.len() as u64);
+        let (mut reads, mut found) = (0, Vec::new());
+        while let Err(MissingRange(range)) = lint_pytorch(&header, &input, &mut |lint| found.push(lint)) {
+            input.add(range.start, file[range.start as usize..range.end as usize].to_vec());
+            reads += 1;
+        }
+        assert!(
+            (most - 8..most + 8).contains(&reads) && input.held() < 17 << 20,
+            "{reads} reads, {} bytes",
+            input.held()
+        );
+        let [HeaderLint { rule: CheckRule::Unverified, message, .. }] = &found[..] else { panic!("{found:?}") };
+        let left: usize = message.split(' ').find_map(|word| word.parse().ok()).unwrap();
+        assert!(message.ends_with("storages are too far apart, and were not compared with the pickle"), "{message}");
+        assert!((1..300).contains(&left), "{message}");
+    }
+}
+
+#[test]
+fn storages_of_old_versions_are_not_read() {
+    // A pickle that is longer than the first read, and a storage of 4 GiB that is a hole.
+    let count = 1u64 << 30;
+    let long = "n".repeat(300_000);
+    let pickle = Pickle::new().raw(b"}(").text(&long).int(1).text("w");
+    let pickle = pickle.tensor("FloatStorage", "0", count as i32, 0, &[3], &[1]).raw(b"u").end();
+    let start = legacy(pickle, &[("0", count, 0)], 1001, TRUE);
+    let len = start.len() as u64 + 4 * count;
+    let mut input = HeaderInput::new(len);
+    let mut reads = 0;
+    let header = loop {
+        match parse_pytorch(&input, ParseMode::Strict) {
+            Err(Error::Missing(MissingRange(range))) => {
+                reads += 1;
+                let known = start.get(range.start as usize..).unwrap_or_default();
+                let mut bytes = known[..known.len().min((range.end - range.start) as usize)].to_vec();
+                bytes.resize((range.end - range.start) as usize, 0);
+                input.add(range.start, bytes);
+            }
+            parsed => break parsed.unwrap(),
+        }
+    };
+    assert_eq!((header.len(), header.metadata.len()), (1, 1));
+    assert!(reads < 10 && input.held() < 2 << 20, "{reads} reads, {} bytes", input.held());
+}
+
+/// A tar archive of old torch with these members.
+fn tar(members: &[(&str, &[u8])]) -> Vec<u8> {
+    let members: Vec<_> = members.iter().map(|(name, data)| (*name, b'0', *data)).collect();
+    tar_of(&members)
+}
+
+/// A tar archive with members of these names, types and data. What follows a line feed in a name is its prefix.
+fn tar_of(members: &[(&str, u8, &[u8])]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (name, kind, data) in members {
+        let mut block = [0; 512];
+        let (name, prefix) = name.split_once('\n').unwrap_or((name, ""));
+        block[..name.len()].copy_from_slice(name.as_bytes());
+        block[345..345 + prefix.len()].copy_from_slice(prefix.as_bytes());
+        block[124..135].copy_from_slice(format!("{:011o}", data.len()).as_bytes());
+        block[156] = *kind;
+        block[257..263].copy_from_slice(b"ustar\0");
+        block[148..156].fill(b' ');
+        let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
+        block[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+        out.extend([&block[..], data].concat());
+        out.resize(out.len().next_multiple_of(512), 0);
+    }
+    out.resize(out.len() + 1024, 0);
+    out
+}
+
+/// The members `storages` and `tensors` of one tensor with this class of its storage, number of elements, rank and
+/// numbers.
+fn tar_members(class: &str, count: u64, views: Pickle, rank: u32, numbers: &[i64]) -> [Vec<u8>; 2] {
+    let class = format!("ctorch\n{class}\n");
+    let storage = Pickle::new().raw(b"(").int(0).text("cpu").raw(class.as_bytes()).raw(b"t").end();
+    let storages = [Pickle::new().int(1).end(), storage, count.to_le_bytes().to_vec(), vec![7; 24], views.end()];
+    let tensor = Pickle::new().raw(b"(").int(9).int(0).raw(b"ctorch\nFloatTensor\nt").end();
+    let numbers = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let rank = [rank.to_le_bytes(), [0xff; 4]].concat();
+    [storages.concat(), [Pickle::new().int(1).end(), tensor, rank, numbers].concat()]
+}
+
+#[test]
+fn tar_archives_are_read_or_refused() {
+    let info = Pickle::new().raw(b"}").text("little_endian").raw(TRUE).raw(b"s").end();
+    let pickle = Pickle::new().raw(b"}").text("w").text("9").raw(b"Qs").end();
+    let none = || Pickle::new().raw(b"]");
+    let whole = |[storages, tensors]: [Vec<u8>; 2]| {
+        tar(&[("sys_info", &info), ("pickle", &pickle), ("tensors", &tensors), ("storages", &storages)])
+    };
+    let sound = || tar_members("FloatStorage", 6, none(), 2, &[2, 2, 1, 2, 1]);
+    let header = read(&whole(sound()), ParseMode::Strict).unwrap();
+    let tensor = header.tensor(0);
+    assert_eq!((tensor.name, tensor.shape, tensor.layout.unwrap().strides), ("w", &[2, 2][..], &[1, 2][..]));
+    assert_eq!(tensor.range, header.data_start + 4..header.data_start + 20);
+    // In a state dict, the tensors of which are the values of the pickle.
+    let inside = Pickle::new().raw(b"}").text("state_dict").raw(b"}").text("w").text("9").raw(b"Qss").end();
+    let [storages, tensors] = sound();
+    let members = [("sys_info", &info[..]), ("pickle", &inside), ("tensors", &tensors), ("storages", &storages)];
+    assert_eq!(read(&tar(&members), ParseMode::Strict).unwrap().tensor(0).name, "w");
+    let mut damaged = whole(sound());
+    damaged[3] ^= 1;
+    damaged[0] = b's';
+    let big = Pickle::new().raw(b"}").text("little_endian").raw(b"\x89s").end();
+    let view = |offset: i32| none().raw(b"((").int(5).int(0).int(offset).int(2).raw(b"te");
+    let members =
+        |class: &str, count, views, rank, numbers: &[i64]| whole(tar_members(class, count, views, rank, numbers));
+    let [storages, tensors] = sound();
+    // Facts about members before them.
+    let facts = |facts: &[u8]| {
+        let fact = ("././@PaxHeader", b'x', facts);
+        let members = [("sys_info", b'0', &info[..]), ("pickle", b'0', &pickle), ("tensors", b'0', &tensors)];
+        tar_of(&[&[fact], &members[..], &[fact, ("storages", b'0', &storages)]].concat())
+    };
+    let times = facts(b"28 mtime=1480000000.1234567\n12 uid=7000\n");
+    assert_eq!(read(&times, ParseMode::Strict).unwrap().len(), 1);
+    let other = "has other facts about a member than times and owners";
+    let many = [("././@PaxHeader", b'x', &b"12 uid=7000\n"[..])].repeat(64);
+    let many = tar_of(&[&[("sys_info", b'0', &info[..])], &many[..]].concat());
+    let long = Pickle::new().raw(b"}").text(&"n".repeat(70_000)).raw(b"Ns").end();
+    let long_number =
+        [Pickle::new().raw(b"(").text(&"n".repeat(70_000)).raw(b"0").int(0).end(), storages.clone()].concat();
+    let count = |count: i32| Pickle::new().int(count).end();
+    let with = |info: &[u8], storages: &[u8]| {
+        tar(&[("sys_info", info), ("pickle", &pickle), ("tensors", &tensors), ("storages", storages)])
+    };
+    let cut = |by: usize| {
+        let whole = whole(sound());
+        whole[..whole.len() - 1024 - by].to_vec()
+    };
+    let cases = [
+        (facts(b"13 path=pick\n"), other),
+        (facts(b"12 size=100\n"), other),
+        (facts(b"9 mtime=1\n"), other),
+        (facts(b"mtime=1\n"), other),
+        (facts(b"0 mtime=1\n"), other),
+        (many, "the tar archive has more than 63 members"),
+        (tar(&[("sys_info\nfolder", &info)]), "has a prefix of its name, which torch does not write"),
+        (with(&long, &storages), "sys_info has 70011 bytes; weightfs reads at most 65536"),
+        (with(&info, &long_number), "does not end within 65536 bytes"),
+        (with(&info, &count(1)), "a pickle of storages at byte"),
+        (with(&info, &count(2001)), "its number of storages is not one of 0 to 2000"),
+        (with(&info, &count(2000)), "a pickle of storages at byte"),
+        (cut(500), "truncated: the data ends at byte"),
+        (tar(&[("sys_info", &info), ("pickle", &pickle)]), "the tar archive has no member tensors"),
+        (tar(&[("pickle", &pickle), ("pickle", &pickle)]), "two members \"pickle\""),
+        (tar(&[("sys_info", &big), ("pickle", &pickle), ("tensors", &tensors), ("storages", &storages)]), "big-endian"),
+        (whole(sound())[..1200].to_vec(), "the header of a tar member at byte 1024 is cut"),
+        (members("OddStorage", 6, none(), 0, &[0]), "storage 0: its class is not known"),
+        (members("FloatStorage", 7000, none(), 0, &[0]), "storage 0: its 7000 elements from byte"),
+        (members("FloatStorage", u64::MAX, none(), 0, &[0]), "storage 0: its 18446744073709551615 elements"),
+        (members("FloatStorage", 6, view(5), 0, &[0]), "a view of a storage does not lie in a storage"),
+        (members("FloatStorage", 6, none(), 65, &[0]), "tensor 0 of the tar archive: it is cut, or has more than 64"),
+        (members("FloatStorage", 6, none(), 3, &[0]), "tensor 0 of the tar archive: it is cut"),
+        (members("FloatStorage", 6, none(), 1, &[7, 1, 0]), "tensor \"w\": shape [7] with strides [1] from element 0"),
+        (members("FloatStorage", 6, none(), 1, &[-7, 1, 0]), "a number is negative"),
+        (members("FloatStorage", 6, none().raw(b"cos\nsystem\n0"), 0, &[0]), "names \"os.system\""),
+    ];
+    for (file, expected) in cases {
+        let error = read(&file, ParseMode::Strict).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}\n{expected}");
+    }
+    // A tensor of a tar archive is only one there: an id of another kind is no tensor in other files.
+    let id = || Pickle::new().raw(b"}(").text("state_dict").raw(b"}").text("w").text("9").raw(b"Qu").end();
+    for file in [file(id()), legacy(id(), &[], 1001, TRUE)] {
+        let header = read(&file, ParseMode::Strict).unwrap();
+        assert_eq!((header.len(), header.value_text("w")), (0, "<storage>"));
+    }
+    let mut wrong = whole(sound());
+    wrong[130] ^= 1;
+    let error = read(&wrong, ParseMode::Strict).unwrap_err().to_string();
+    assert!(error.contains("at byte 0 is cut or has a wrong checksum"), "{error}");
+    assert!(!tar::is_tar(&HeaderInput::with_prefix(damaged.len() as u64, damaged)).unwrap());
 }

@@ -145,6 +145,9 @@ fn object_kind<'t>(tree: &'t PickleTree, object: &'t PickleObject) -> ValueKind<
     }
 }
 
+/// Stands for a function: a tensor of a tar archive, which lies outside of the pickle. Its argument is the key.
+pub const TAR_TENSOR: &str = "tensor of the archive";
+
 /// A function that copies a tensor to a device, and converts it to a dtype.
 pub const CONVERTED: &str = "_rebuild_device_tensor_from_cpu_tensor";
 

@@ -111,7 +111,7 @@ impl CheckedFile {
     fn check_tensors(&self, report: &mut CheckReport) {
         let mut alignment = None;
         // numpy.load copies the arrays of an archive, which are not aligned.
-        let is_copied = self.header.format == numpy::NPZ;
+        let is_copied = self.header.format == numpy::NPZ || self.header.is_copied;
         for tensor in self.header.tensors() {
             report.tensors += 1;
             report.nbytes = report.nbytes.saturating_add(tensor.nbytes);

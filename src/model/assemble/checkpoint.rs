@@ -387,7 +387,7 @@ fn item_header(source: &dyn Source, place: &ItemPlace) -> Result<Result<Header, 
     }
     let mut input = HeaderInput::with_tail(len, ITEM_TAIL);
     for _ in 0..ITEM_READS_MAX {
-        let range = match pytorch::parse_pytorch(&input, ParseMode::Strict) {
+        let range = match pytorch::parse_zip(&input, ParseMode::Strict) {
             Ok(header) => return Ok(Ok(header)),
             Err(format::Error::Missing(MissingRange(range))) => range,
             Err(error) => return Ok(Err(format!("at byte {offset}: {error}"))),

@@ -9,9 +9,10 @@ mod placement;
 mod tests;
 mod zero;
 
-use super::archive::{TorchArchive, TorchStorages};
+use super::archive::TorchArchive;
 use super::dtype::{self, F4_PAIR, TorchDtype};
 use super::rebuild::{PickledTensor, rebuild_tensor};
+use super::storages::TorchStorages;
 use super::value::{PickledMapping, ValueKind, WRAPPER, builder, value_kind};
 use super::{RANK_MAX, checkpoint_error};
 use crate::format::dtype::Dtype;
