@@ -24,7 +24,7 @@ macro_rules! targets {
     };
 }
 
-targets! { commands content gguf header index location manifest mount names numpy ollama options protocol pytorch quantized slm }
+targets! { commands content gguf header index location manifest mount names numpy ollama onnx options protocol pytorch quantized slm }
 
 fn entries(dir: &str) -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz").join(dir);

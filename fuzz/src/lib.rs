@@ -17,6 +17,7 @@ pub mod mount;
 pub mod names;
 pub mod numpy;
 pub mod ollama;
+pub mod onnx;
 pub mod options;
 pub mod protocol;
 pub mod pytorch;

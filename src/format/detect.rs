@@ -1,14 +1,11 @@
 //! Detects files of other formats by their first bytes, so that the error message can give a hint.
 
-use super::input::number_at;
+use super::input::{number_at, take_varint};
 use crate::text::quote;
 
 const CONVERT_GGML: &str = " (convert it with llama.cpp's tools)";
 
 const CONVERT: &str = " (load it with torch.load(..., weights_only=True) and save it with safetensors.torch.save_file)";
-
-const CONVERT_ONNX: &str = " (load it with onnx.load, read its initializers with onnx.numpy_helper.to_array, and save \
-                            them with safetensors.numpy.save_file)";
 
 const CONVERT_KERAS: &str =
     " (load it with keras.models.load_model or h5py, and save its arrays with safetensors.numpy.save_file)";
@@ -92,8 +89,6 @@ pub fn detect_foreign(prefix: &[u8]) -> Option<String> {
         MAGICS.iter().find(|(at, magic, ..)| prefix.get(*at..).is_some_and(|rest| rest.starts_with(magic)))
     {
         (*name, *hint)
-    } else if is_onnx(prefix) {
-        ("an ONNX model", CONVERT_ONNX)
     } else if let [0x80, 2..=5, b'}' | b']' | b'(' | b'c' | b'X' | b'\x8a' | b'\x95', ..] = prefix {
         // A pickle of protocol 2 to 5 begins with PROTO, mostly followed by EMPTY_DICT, EMPTY_LIST, MARK, GLOBAL,
         // BINUNICODE, LONG1 or FRAME.
@@ -250,21 +245,26 @@ fn detect_zip(prefix: &[u8]) -> Option<(&'static str, &'static str)> {
 
 /// Whether a file begins with fields of an ONNX `ModelProto`, of which the version is the first.
 /// Sources: `onnx/onnx.proto`, and "Encoding" of the documentation of Protocol Buffers.
-fn is_onnx(prefix: &[u8]) -> bool {
+pub fn is_onnx(prefix: &[u8]) -> bool {
     let mut rest = prefix;
+    if is_safetensors(prefix) {
+        return false;
+    }
     // ir_version, which was 3 in the first release.
-    if take_varint(&mut rest) != Some(1 << 3)
-        || !take_varint(&mut rest).is_some_and(|version| (1..100).contains(&version))
+    if next_varint(&mut rest) != Some(1 << 3)
+        || !next_varint(&mut rest).is_some_and(|version| (1..100).contains(&version))
     {
         return false;
     }
     let mut fields = 0;
-    while let (Some(tag), Some(value)) = (take_varint(&mut rest), take_varint(&mut rest)) {
+    while let (Some(tag), Some(value)) = (next_varint(&mut rest), next_varint(&mut rest)) {
         match (tag >> 3, tag & 7) {
             // The graph, or an operator set: all fields before it were sound.
             (7 | 8, 2) if value > 0 => return true,
             // model_version.
             (5, 0) => {}
+            // Metadata, training and functions.
+            (14 | 20 | 25, 2) => rest = rest.get(value as usize..).unwrap_or_default(),
             // Names, versions, a domain and a description.
             (2 | 3 | 4 | 6, 2) => {
                 let text = &rest[..rest.len().min(value as usize)];
@@ -280,17 +280,11 @@ fn is_onnx(prefix: &[u8]) -> bool {
     fields > 0 && prefix.len() as u64 == PREFIX
 }
 
-fn take_varint(rest: &mut &[u8]) -> Option<u64> {
-    let mut number = 0;
-    for shift in (0..64).step_by(7) {
-        let (byte, after) = rest.split_first()?;
-        *rest = after;
-        number |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Some(number);
-        }
-    }
-    None
+/// The next number of variable size.
+fn next_varint(rest: &mut &[u8]) -> Option<u64> {
+    let (number, len) = take_varint(rest)?;
+    *rest = &rest[len..];
+    Some(number)
 }
 
 /// Identifies a file of text. Anything shorter than the length field of a header is too short to tell.
@@ -339,6 +333,28 @@ mod tests {
     }
 
     #[test]
+    fn onnx_models_are_recognised() {
+        let documented = [b"\x08\x0a\x12\x04onnx\x32\xff\x7f", &[b'd'; 600][..]].concat();
+        let graph = b"\x08\x07\x12\x07pytorch\x1a\x051.9.0:\x80\x10";
+        for prefix in [&graph[..], b"\x08\x0a:\xff\xff\x03", &documented[..PREFIX as usize]] {
+            assert!(is_onnx(prefix), "{prefix:?}");
+        }
+        // Bytes that only begin like an ONNX model.
+        let others: [&[u8]; 7] = [
+            b"\x08\x07",
+            b"\x08\x07\x12\x07\0\0\0\0\0\0\0",
+            b"\x08\0:\x01",
+            b"\x08\x07\x7a\x01",
+            b"\x08\xff",
+            b"",
+            b"\x08\x0a:\x01\0\0\0\0{}",
+        ];
+        for bytes in others {
+            assert!(!is_onnx(bytes), "{bytes:?}");
+        }
+    }
+
+    #[test]
     fn old_checkpoints_of_torch_are_recognised() {
         let legacy = |head: &[u8]| is_legacy_torch(&[head, &LEGACY_TORCH].concat());
         assert!(legacy(b"\x80\x02") && legacy(b"\x80\x04\x95\x0d\0\0\0\0\0\0\0"));
@@ -370,9 +386,8 @@ mod tests {
         let (torch, other) = (zip("archive/data.pkl"), zip("docs/data.pkl.txt"));
         let keras = [zip("metadata.json"), b"{\"keras_version\": \"3.4.1\"}".to_vec()].concat();
         let (config, metadata) = (zip("config.json"), zip("metadata.json"));
-        let documented = [b"\x08\x0a\x12\x04onnx\x32\xff\x7f", &[b'd'; 600][..]].concat();
         let long = "word ".repeat(200);
-        let cases: [(&[u8], &str); 29] = [
+        let cases: [(&[u8], &str); 26] = [
             (&config, "a zip archive (unpack it with unzip first)"),
             (&metadata, "a zip archive (unpack it with unzip first)"),
             (b"", "empty (a download may not have started)"),
@@ -384,9 +399,6 @@ mod tests {
                 b"\x89HDF\r\n\x1a\n\0",
                 "an HDF5 file, such as the weights of a Keras model (.h5, .hdf5) (load it with keras",
             ),
-            (b"\x08\x07\x12\x07pytorch\x1a\x051.9.0:\x80\x10", "an ONNX model (load it with onnx.load"),
-            (b"\x08\x0a:\xff\xff\x03", "an ONNX model (load it with onnx.load"),
-            (&documented[..PREFIX as usize], "an ONNX model (load it with onnx.load"),
             (&other, "a zip archive (unpack it with unzip first)"),
             (b"\x80\x02}q\0", "a Python pickle"),
             (b"\x80\x04\x95\x10\0", "a Python pickle"),
@@ -409,12 +421,6 @@ mod tests {
         for (prefix, expected) in cases {
             let found = detect_foreign(prefix).unwrap();
             assert!(found.starts_with(expected), "{found}");
-        }
-        // Bytes that only begin like an ONNX model.
-        for bytes in
-            [&b"\x08\x07"[..], b"\x08\x07\x12\x07\0\0\0\0\0\0\0", b"\x08\0:\x01", b"\x08\x07\x7a\x01", b"\x08\xff"]
-        {
-            assert_eq!(detect_foreign(bytes), None, "{bytes:?}");
         }
         // The length in the second one begins with the magic number of gzip.
         for safetensors in [&b"\x10\0\0\0\0\0\0\0{}"[..], b"\x1f\x8b\x01\0\0\0\0\0{\""] {

@@ -337,18 +337,23 @@ impl HeaderBuilder {
         if self.dtype(self.last_dtype).name() == name {
             return self.last_dtype;
         }
-        let number = Dtype::number_of(name).unwrap_or_else(|| {
-            let unknown = &mut self.header.tensors.unknown_dtypes;
-            let found = self.unknown_index.find(name, |at| &unknown[at]);
-            let at = found.unwrap_or_else(|| {
-                unknown.push(name.to_owned());
-                self.unknown_index.insert(unknown.len() - 1, |at| &unknown[at]);
-                unknown.len() - 1
-            });
-            Dtype::ALL.len() + at
-        });
-        self.last_dtype = DtypeNumber(number as u32);
+        self.last_dtype = match Dtype::number_of(name) {
+            Some(number) => DtypeNumber(number as u32),
+            None => self.raw_dtype(name),
+        };
         self.last_dtype
+    }
+
+    /// A dtype whose elements are raw bytes, even if it has the name of a known one.
+    pub fn raw_dtype(&mut self, name: &str) -> DtypeNumber {
+        let unknown = &mut self.header.tensors.unknown_dtypes;
+        let found = self.unknown_index.find(name, |at| &unknown[at]);
+        let at = found.unwrap_or_else(|| {
+            unknown.push(name.to_owned());
+            self.unknown_index.insert(unknown.len() - 1, |at| &unknown[at]);
+            unknown.len() - 1
+        });
+        DtypeNumber((Dtype::ALL.len() + at) as u32)
     }
 
     pub fn known_dtype(&self, dtype: Dtype) -> DtypeNumber {

@@ -149,6 +149,22 @@ pub(super) fn number_at(bytes: &[u8], at: usize, len: usize) -> u64 {
     bytes.rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
+/// Maximum length of a number of variable size of Protocol Buffers, in bytes.
+pub(super) const VARINT_MAX: usize = 10;
+
+/// The number of variable size with which bytes begin, and its length. `None` if it is cut or too long.
+/// Source: "Encoding" of the documentation of Protocol Buffers.
+pub(super) fn take_varint(bytes: &[u8]) -> Option<(u64, usize)> {
+    let mut number = 0;
+    for (at, byte) in bytes.iter().take(VARINT_MAX).enumerate() {
+        number |= u64::from(byte & 0x7f).checked_shl(7 * at as u32).unwrap_or(0);
+        if byte & 0x80 == 0 {
+            return Some((number, at + 1));
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,6 +14,7 @@ mod lint;
 mod metadata;
 mod names;
 pub mod numpy;
+pub mod onnx;
 mod pickle;
 pub mod pytorch;
 pub mod safetensors;

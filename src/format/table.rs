@@ -8,7 +8,7 @@ use super::input::{HeaderInput, MissingRange};
 use super::lint::{self, HeaderLint};
 use super::suffix::strip_suffix;
 use super::tensors::HeaderTensor;
-use super::{gguf, numpy, pytorch, safetensors, slm, zip};
+use super::{gguf, numpy, onnx, pytorch, safetensors, slm, zip};
 use std::ffi::{OsStr, OsString};
 use std::mem;
 
@@ -53,7 +53,7 @@ const PLAIN: FormatRow = FormatRow {
 };
 
 /// All formats. safetensors has no magic number, so it comes last and parses what no other format recognises.
-static FORMATS: [FormatRow; 6] = [
+static FORMATS: [FormatRow; 7] = [
     FormatRow {
         name: slm::NAME,
         suffixes: &[".slm"],
@@ -102,6 +102,16 @@ static FORMATS: [FormatRow; 6] = [
         has_types: true,
         is_other: pytorch::is_other,
         preferred: pytorch::preferred,
+        ..PLAIN
+    },
+    FormatRow {
+        name: onnx::NAME,
+        suffixes: &[onnx::SUFFIX],
+        recognises: onnx::is_onnx,
+        parse: onnx::parse_onnx,
+        lint: onnx::lint_onnx,
+        damage: onnx::onnx_damage,
+        is_secondary: true,
         ..PLAIN
     },
     FormatRow {

@@ -68,9 +68,13 @@ impl TensorAssembly {
 
     /// The data of an array whose elements are gathered. `file` is the one that holds its first elements.
     pub fn gather(&mut self, file: ModelFileId, array: StridedData) -> SourcePart {
-        let source = GatheredSource::new(array);
-        let len = source.info().len;
-        self.gathered.push((Arc::new(source), file));
+        self.made(file, Arc::new(GatheredSource::new(array)))
+    }
+
+    /// The data of a source that is made of bytes of a file.
+    pub fn made(&mut self, file: ModelFileId, source: Arc<dyn Source>) -> SourcePart {
+        let len = source.len();
+        self.gathered.push((source, file));
         (self.files.len() + self.gathered.len() - 1, 0..len)
     }
 
@@ -101,7 +105,7 @@ impl TensorAssembly {
         }
         // Names are those of safetensors headers, which have none for the types of GGUF.
         let dtype = match dtype {
-            Dtype::Unknown(name) => self.builder.dtype_number(name),
+            Dtype::Unknown(name) => self.builder.raw_dtype(name),
             known => self.builder.known_dtype(known),
         };
         let tensor = self.builder.tensor(name, dtype, shape, start..self.len);

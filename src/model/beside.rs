@@ -9,7 +9,7 @@ use super::others::{OtherBytes, OtherFile, OtherFiles};
 use super::recognise;
 use super::table::Model;
 use crate::content::DeferredFile;
-use crate::format;
+use crate::format::{self, onnx};
 use crate::name::harmless;
 use crate::source::{self, Error, FileId, ListedEntry, ListedKind, Location};
 use std::collections::HashSet;
@@ -55,7 +55,10 @@ pub(super) fn files_beside(model: &Model) -> OtherFiles {
     };
     let parts: HashSet<&OsStr> = model.files.iter().map(|file| file.location.file_name()).collect();
     let is_part = |entry: &ListedEntry| entry.name == model.main_file().file_name() || parts.contains(&entry.name[..]);
-    listing.entries.retain(|entry| may_be_other(entry) && !is_part(entry));
+    let is_onnx = |name: &OsStr| format::strip_suffix(name, onnx::SUFFIX).is_some();
+    // It was made of the model, unless that is one too.
+    let is_supplement = |name: &OsStr| is_onnx(name) && !is_onnx(model.main_file().file_name());
+    listing.entries.retain(|entry| may_be_other(entry, is_supplement(&entry.name)) && !is_part(entry));
     listing.entries.sort_by(|a, b| a.name.cmp(&b.name));
     let mut search = FileSearch::new((&dir, Some(listing.id)), owner);
     let folder = search.found.add_folder(0, Some(listing.stat));
@@ -67,11 +70,11 @@ pub(super) fn files_beside(model: &Model) -> OtherFiles {
     search.finish()
 }
 
-/// Whether the name of an entry beside a model is not hidden, and not that of a model.
-fn may_be_other(entry: &ListedEntry) -> bool {
+/// Whether the name of an entry beside a model is not hidden, and not that of a model, unless it is a supplement.
+fn may_be_other(entry: &ListedEntry, is_supplement: bool) -> bool {
     entry.kind == ListedKind::File
         && !entry.name.as_bytes().starts_with(b".")
-        && format::format_stem(&entry.name).is_none()
+        && (is_supplement || format::format_stem(&entry.name).is_none())
         && index_stem(&entry.name).is_none()
 }
 

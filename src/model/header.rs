@@ -17,6 +17,15 @@ const PARTS_MAX: u64 = 1 << 30;
 
 /// Reads the header of `source`. Errors name it `location`.
 pub(super) fn read_header(location: &Location, source: &dyn Source, mode: ParseMode) -> Result<Header, Error> {
+    read_parts(location, source, mode).map(|(_, header)| header)
+}
+
+/// As [`read_header`], with the parts of the file that the parser needed.
+pub(super) fn read_parts(
+    location: &Location,
+    source: &dyn Source,
+    mode: ParseMode,
+) -> Result<(HeaderInput, Header), Error> {
     let (mut input, header) = load_header(source, mode)?;
     let header = match header {
         Ok(header) => header,
@@ -29,7 +38,7 @@ pub(super) fn read_header(location: &Location, source: &dyn Source, mode: ParseM
     };
     let ends = header.tensors().map(|tensor| tensor.range.end);
     source.set_ends(std::iter::once(header.data_start).chain(ends));
-    Ok(header)
+    Ok((input, header))
 }
 
 /// Reads the header of `source`, and returns it with the parts of the file that the parser needed.

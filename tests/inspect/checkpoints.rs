@@ -53,10 +53,11 @@ pub fn sums_of(room: &Room, source: &str) -> Vec<String> {
     let tensors = listed[0]["tensors"].as_array().unwrap().iter();
     let found = tensors.map(|tensor| {
         let (name, dtype) = (tensor["name"].as_str().unwrap(), tensor["dtype"].as_str().unwrap());
-        let file = tensor["file"].as_str().unwrap_or(name);
-        let sum = room.ok(&format!("weightfs cat {source} tensors/{file} | sha256sum"));
+        let file = name.replace('/', "%2F");
+        let output = room.sh(&format!("set -o pipefail; weightfs cat {source} tensors/{file} | sha256sum"));
+        assert!(output.code == 0, "{output:?}");
         let shape = tensor["shape"].to_string();
-        format!("{name}\t{dtype}\t{shape}\t{}", sum.split_whitespace().next().unwrap())
+        format!("{name}\t{dtype}\t{shape}\t{}", output.out.split_whitespace().next().unwrap())
     });
     let mut found: Vec<String> = found.collect();
     found.sort();

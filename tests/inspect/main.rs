@@ -15,6 +15,7 @@ mod identity;
 mod inspect;
 mod legacy;
 mod ls;
+mod onnx;
 mod pipes;
 mod published;
 mod quantized;

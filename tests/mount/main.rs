@@ -31,6 +31,7 @@ mod load;
 mod memory;
 mod metadata;
 mod ollama;
+mod onnx;
 mod opening;
 mod others;
 mod panics;

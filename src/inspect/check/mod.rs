@@ -13,7 +13,7 @@ mod set;
 mod shares;
 mod sums;
 
-use crate::format::{HeaderTensor, ParseMode, pytorch};
+use crate::format::{HeaderTensor, ParseMode, onnx, pytorch};
 use crate::model::{self, Error, LINKED, Model};
 use crate::parts::WorkPart;
 use crate::source::{self, Location, Source};
@@ -69,7 +69,9 @@ impl ModelCheck {
         let mut files = Vec::new();
         for result in
             threads::map_parallel(locations.len(), |at| match model.as_ref().and_then(|model| model.files.get(at)) {
-                Some(file) if is_set && file.header.format == pytorch::DISTCP => CheckedFile::without_header(file),
+                Some(file) if is_set && [pytorch::DISTCP, onnx::DATA].contains(&file.header.format) => {
+                    CheckedFile::without_header(file)
+                }
                 _ => CheckedFile::check(if is_set { &locations[at] } else { location }, &locations[at]),
             })
         {
@@ -83,6 +85,9 @@ impl ModelCheck {
                 let name = location.file_name().to_string_lossy();
                 let is_whole = set::number_of_shards(&name).is_none_or(|shards| shards < 2);
                 quantized::check_recognition(model, &file.name, is_whole, &mut report);
+            }
+            for left in onnx::elsewhere(&file.header) {
+                report.add(CheckRule::LeftOut, &file.name, Some(&left.name), || left.to_string());
             }
             if let Some(remark) = model::split_remark(&file.header) {
                 report.add(CheckRule::SplitName, &file.name, None, || remark);

@@ -2,7 +2,7 @@
 
 use super::report::CheckReport;
 use super::{dataset, quantized};
-use crate::format::{SkippedEntry, pytorch};
+use crate::format::{SkippedEntry, onnx, pytorch};
 use crate::inspect::totals::{TensorBreakdown, TensorTotals};
 use crate::model::{Error, Model, NoteKind, StatedTotals};
 use crate::rules::CheckRule;
@@ -51,16 +51,18 @@ pub(super) fn check_set(
         dataset::check_names(&model, &name, report);
     }
     quantized::check_recognition(&model, &name, model.facts.unopened.is_empty(), report);
-    if model.format() == pytorch::DISTCP {
+    if [pytorch::DISTCP, onnx::NAME].contains(&model.format()) {
         count_assembled(&model, report);
     }
     let names = model.files.iter().map(|shard| shard.location.clone()).collect();
     Ok((Some(model), names))
 }
 
-/// Counts the tensors of a model whose files have no headers. Their values are not searched.
+/// Counts the tensors of a model that are in no header of a file. Their values are not searched.
 fn count_assembled(model: &Model, report: &mut CheckReport) {
-    for id in model.logical().iter() {
+    let headers: Vec<_> = model.files.iter().map(|file| &file.header).filter(|header| !header.is_empty()).collect();
+    let is_described = |id| headers.iter().any(|header| header.find(model.name(id)).is_some());
+    for id in model.logical().iter().filter(|id| !is_described(*id)) {
         report.tensors += 1;
         report.unsearched += 1;
         report.nbytes = report.nbytes.saturating_add(model.tensor(id).info.nbytes);

@@ -9,6 +9,7 @@ pub(super) mod index;
 mod listed;
 pub(super) mod numbered;
 pub(super) mod ollama;
+mod onnx;
 pub(super) mod ranks;
 #[cfg(debug_assertions)]
 mod recipe;
@@ -160,6 +161,7 @@ const ASSEMBLERS: &[Assembler] = &[
         is_file: false,
         ..SET
     },
+    Assembler { claims: onnx::is_onnx, open: onnx::open_onnx, files: onnx::onnx_files, stem: |_| None, ..SET },
     FILE,
 ];
 
@@ -170,7 +172,8 @@ fn directory_name(location: &Location, is_named: bool) -> Option<OsString> {
 }
 
 /// Whether a location names several files: it is that of the index of a sharded model, the manifest of a dataset, the
-/// description of a distributed checkpoint, the pattern of the names of shards, a split, or a file of one rank.
+/// description of a distributed checkpoint, the pattern of the names of shards, a split, a file of one rank, or an ONNX
+/// model, which may name other files.
 pub fn is_set(location: &Location) -> bool {
     assembler(location).is_set
 }

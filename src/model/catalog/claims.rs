@@ -1,7 +1,7 @@
 //! Finds out which files of a directory are models, and which are parts of one. Does not open the models.
 
 use super::build::CatalogBuilder;
-use crate::format;
+use crate::format::{self, onnx};
 use crate::model::assemble::numbered::NumberedName;
 use crate::model::assemble::split::SplitName;
 use crate::model::assemble::{self, FilePattern, index};
@@ -161,20 +161,22 @@ pub(super) struct ModelListing<'e> {
     plain: HashSet<usize>,
     /// The positions of the indices that are recognised by their content only.
     json: HashSet<usize>,
-    /// Whether there are other models than arrays and copies.
+    /// Whether there are other models than arrays, ONNX models and copies, here or above.
     has_main: bool,
 }
 
 impl<'e> ModelListing<'e> {
-    pub fn new(entries: &'e [ListedEntry], plain: HashSet<usize>, json: HashSet<usize>) -> Self {
+    /// `has_main` is whether there is a model above, to which those here belong that are secondary.
+    pub fn new(entries: &'e [ListedEntry], plain: HashSet<usize>, json: HashSet<usize>, has_main: bool) -> Self {
         let splits = entries.iter().enumerate().filter(|(_, entry)| entry.kind == ListedKind::File);
         let splits = splits.filter_map(|(at, entry)| Some((at, SplitName::parse(&entry.name)?)));
         let mut models = HashSet::new();
         // Entries are sorted by name. The numbers of the splits of a model have the same number of digits.
         let later = splits.filter(|(_, split)| split.is_in_range() && !models.insert(split.model()));
         let later_splits = later.map(|(at, _)| at).collect();
-        let listing = Self { entries, later_splits, plain, json, has_main: false };
-        let has_main = listing.models().any(|entry| !format::is_secondary(&entry.name) && !listing.is_copy(entry));
+        let listing = Self { entries, later_splits, plain, json, has_main };
+        let has_main =
+            has_main || listing.models().any(|entry| !format::is_secondary(&entry.name) && !listing.is_copy(entry));
         Self { has_main, ..listing }
     }
 
@@ -211,7 +213,13 @@ impl<'e> ModelListing<'e> {
         preferred.into_iter().flatten().any(|name| self.entries.binary_search_by(|entry| entry.name.cmp(&name)).is_ok())
     }
 
-    /// Whether a file is a copy, or an array beside a model, which belongs to it, such as a mean or a vocabulary.
+    /// Whether a directory has the main model in other forms.
+    pub fn has_supplement(&self, entry: &ListedEntry) -> bool {
+        self.has_main && entry.name.eq_ignore_ascii_case(onnx::FOLDER)
+    }
+
+    /// Whether a file is a copy, an ONNX model that was made of another one, or an array beside a model, which belongs
+    /// to it, such as a mean or a vocabulary.
     pub fn is_second(&self, entry: &ListedEntry) -> bool {
         self.is_copy(entry) || self.has_main && format::is_secondary(&entry.name)
     }

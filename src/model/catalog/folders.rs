@@ -24,17 +24,18 @@ impl Catalog {
             return Err(Error::of_set(location, format!("a directory that cannot be listed: {reason}")));
         }
         let mut builder = CatalogBuilder::new(&absolute, mode, scan.dirs);
-        builder.item(&absolute, scanned, FolderId::new(0));
+        builder.item(&absolute, scanned, FolderId::new(0), false);
         Ok(builder.catalog)
     }
 }
 
 impl CatalogBuilder {
-    /// The item of the folder `parent` for what was found at `location`.
-    fn item(&mut self, location: &Location, scanned: ScannedItem, parent: FolderId) -> FolderItem {
+    /// The item of the folder `parent` for what was found at `location`. `has_main` is whether a model is above, to
+    /// which ONNX models and arrays belong.
+    fn item(&mut self, location: &Location, scanned: ScannedItem, parent: FolderId, has_main: bool) -> FolderItem {
         match scanned {
             ScannedItem::Dir(dir) if dir.is_dataset() => self.dataset(&dir, parent),
-            ScannedItem::Dir(dir) => self.directory(*dir, parent),
+            ScannedItem::Dir(dir) => self.directory(*dir, parent, has_main),
             ScannedItem::Elsewhere => self.link(location),
             ScannedItem::Unreadable(reason) => self.unreadable(reason, parent),
         }
@@ -49,19 +50,19 @@ impl CatalogBuilder {
         self.model(manifest, dir.id.0, parent)
     }
 
-    fn directory(&mut self, dir: ScannedDir, parent: FolderId) -> FolderItem {
+    fn directory(&mut self, dir: ScannedDir, parent: FolderId, has_main: bool) -> FolderItem {
         let number = self.folder(&dir.location, parent, dir.stat, dir.id.0);
-        let listed = self.entries(dir, number);
+        let listed = self.entries(dir, number, has_main);
         self.fill(number, listed);
         FolderItem::Folder(number)
     }
 
     /// The items of the folder that shows a directory.
-    fn entries(&mut self, scanned: ScannedDir, folder: FolderId) -> Vec<NamedItem> {
+    fn entries(&mut self, scanned: ScannedDir, folder: FolderId, has_main: bool) -> Vec<NamedItem> {
         let shown = scanned.shown();
         let ScannedDir { location: dir, entries, mut inner, description, store, .. } = scanned;
         let plain = self.plain_files(&dir, &entries);
-        let listing = ModelListing::new(&entries, plain, self.json_indices(&dir, &entries));
+        let listing = ModelListing::new(&entries, plain, self.json_indices(&dir, &entries), has_main);
         let numbered = self.claim_shards(&dir, &listing);
         if let Some(description) = &description {
             self.claim_checkpoint(&dir, description);
@@ -82,7 +83,8 @@ impl CatalogBuilder {
             }
             let file = entry.name.clone();
             let (name, item) = if let Some(item) = inner.remove(&at) {
-                (names.of_file(file), self.item(&location, item, folder))
+                let has_main = has_main || listing.has_supplement(entry);
+                (names.of_file(file), self.item(&location, item, folder, has_main))
             } else if is_claimed {
                 continue;
             } else if is_model {

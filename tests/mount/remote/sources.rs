@@ -464,6 +464,29 @@ fn tensor_costs_its_own_blocks() {
 }
 
 #[test]
+fn onnx_models_of_a_repository_are_other_files_of_its_model() {
+    require_fuse!();
+    let mut client = Client::new();
+    let onnx = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/onnx");
+    let dir = client.scene.mkdir("models");
+    client.scene.ok(&format!("weightfs export {}/odd.onnx {}/model.safetensors", onnx.display(), dir.display()));
+    client.scene.ok(&format!("cp -r {}/external {}/onnx", onnx.display(), dir.display()));
+    let _hub = hub(&mut client, "models");
+    let mount = client.mount("hf://org/model", &[]);
+    assert_eq!(
+        client.ok(&format!("ls {}", mount.path("files/onnx").display())),
+        "model.onnx\nmodel.onnx_data\ntail.bin\n"
+    );
+    let model = "external/model.onnx";
+    assert_eq!(mount.read("files/onnx/model.onnx"), fs::read(onnx.join(model)).unwrap());
+    drop(mount);
+    let mount = client.mount("hf://org/model/onnx/model.onnx", &[]);
+    let local = client.scene.mount(&onnx.join(model), &[]);
+    let tensors = ["tensors"];
+    assert!(pytorch::files(&mount, &tensors) == pytorch::files(&local, &tensors));
+}
+
+#[test]
 fn checkpoints_are_read_from_servers() {
     require_fuse!();
     let mut client = Client::new();
