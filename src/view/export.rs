@@ -1,9 +1,9 @@
 //! `export/`: a whole model, or some of its tensors, as one safetensors file, as stored or converted.
 //!
-//! Tensors keep the order of the source; the official writer would sort them by dtype and name. So the data of each
-//! source file is one run and is read as fast as a single tensor. Spaces after the header align the data to a page.
-//! If tensors are converted or gathered, come from another format, or would not all lie on multiples of their element
-//! sizes, those with larger elements come first, so that each tensor is aligned to its elements.
+//! The tensors of a file have the order of the official writer, by dtype and name, in which each is aligned to its
+//! elements. Those of several files, and converted ones, keep the order of the source, so that long runs of it are
+//! read one after the other; if they would not all be aligned, those with larger elements come first. Spaces after the
+//! header align the data to a page.
 
 use super::gguf;
 use super::lines::{Out, TextLines, TextPieces, write_list};
@@ -136,8 +136,8 @@ impl ModelExport {
         let is_series = entries.conversion.is_some() || entries.find(|numbers| numbers.tensor.is_gathered()).is_some();
         // The order of tensors in other formats does not align them in a safetensors file, and that of several files
         // of safetensors may not either.
-        if is_series || entries.model.format() != SAFETENSORS || !entries.is_aligned() {
-            entries.align();
+        if entries.is_stored_file() || is_series || entries.model.format() != SAFETENSORS || !entries.is_aligned() {
+            entries.sort();
         }
         let fits = entries.place() && unfit.is_none();
         let runs = if is_series { None } else { Some(entries.runs()) };
@@ -317,20 +317,30 @@ impl ExportEntries {
         })
     }
 
-    /// Sorts the tensors so that those with larger elements come first.
-    fn align(&mut self) {
+    /// Whether the tensors are those of one file, as they are stored.
+    fn is_stored_file(&self) -> bool {
+        self.conversion.is_none() && self.model.files.len() == 1
+    }
+
+    fn sort(&mut self) {
         let mut ids: Vec<TensorId> = (0..self.count()).map(|at| self.tensors.at(&self.model, at)).collect();
-        if !ids.is_sorted_by_key(|id| Reverse(self.bits(*id))) {
-            // Stable, so that tensors of the same size keep their order.
-            ids.sort_by_key(|id| Reverse(self.bits(*id)));
+        if !ids.is_sorted_by_key(|id| self.order(*id)) {
+            // Stable, so that others than the tensors of a file keep their order.
+            ids.sort_by_cached_key(|id| self.order(*id));
             self.tensors = ExportTensors::These(ids.into());
         }
     }
 
-    /// Size of an element in the file, in bits.
-    fn bits(&self, id: TensorId) -> u64 {
-        let written = written(&numbers(&self.model, id, self.conversion), self.conversion);
-        written.and_then(|info| info.dtype.bits()).unwrap_or(0)
+    /// What a tensor is sorted by: larger elements come first. The official writer sorts by its list of dtypes, from
+    /// the last one on, and by name.
+    fn order(&self, id: TensorId) -> (Reverse<(u64, Option<usize>)>, &str) {
+        let numbers = numbers(&self.model, id, self.conversion);
+        let TensorInfo { name, dtype, .. } = self.written(&numbers);
+        let bits = dtype.bits().unwrap_or(0);
+        match self.is_stored_file() {
+            true => (Reverse((bits.div_ceil(8), Dtype::SAFETENSORS.iter().position(|known| *known == dtype))), name),
+            false => (Reverse((bits, None)), ""),
+        }
     }
 
     /// Places the data of the tensors one after the other. Returns whether a file can be that long: tensors of a

@@ -283,11 +283,10 @@ print(len(files))
         let printed = run_ok(python().to_str().unwrap(), [&args[..], &[bytes.as_ref()]].concat());
         assert!(files.contains(&printed.trim().parse().unwrap()), "{name}: {printed}");
         assert!(scene.ok(&format!("weightfs diff --data {name} {}", source.display())).contains("data: 0 different"));
-        // Exporting the shards into one file gives the same file as exporting the original.
-        scene.ok(&format!(
-            "weightfs export --force {name} {name}.one && weightfs export --force {} {name}.two && cmp {name}.one {name}.two",
-            source.display()
-        ));
+        // The shards in one file have the tensors of the original, in the order of the shards.
+        scene.ok(&format!("weightfs export --force {name} {name}.one"));
+        let difference = scene.ok(&format!("weightfs diff --data {name}.one {}", source.display()));
+        assert!(difference.contains("data: 0 different"), "{difference}");
     }
     // Names of all kinds, read by the official package.
     let names = ["", "é", "重み", "😀", "\u{ffff}", "\u{7f}", "\u{1}\n\t\u{8}", "\"\\/", "a.10", "a.2", "B"];

@@ -29,6 +29,13 @@ LARGE = {
 }
 
 
+# The dtypes in the order of the official writer.
+OFFICIAL = (
+    "U64 I64 F64 C64 F32 U32 I32 BF16 F16 U16 I16 F8_E5M2FNUZ F8_E4M3FNUZ F8_E8M0 F8_E4M3 F8_E5M2 I8 U8 "
+    "F6_E3M2 F6_E2M3 F4 BOOL"
+).split()
+
+
 def random_bytes(rng, dtype, count):
     """Random elements without NaN, whose bits NumPy and the hardware convert differently."""
     if dtype == "BOOL":
@@ -112,8 +119,11 @@ def lay_out_metadata(to, metadata):
         write(to / "metadata" / encode(key), value)
 
 
-def aligned(tensors):
-    """The tensors in their order, or if one of them is not aligned to its elements then, larger elements first."""
+def aligned(tensors, is_file):
+    """Those of a file in the order of the official writer, others in their order, or if one of them is not aligned to its
+    elements then, larger elements first."""
+    if is_file:
+        return sorted(tensors, key=lambda tensor: (OFFICIAL.index(tensor.dtype), tensor.name.encode()))
     at = 0
     for tensor in tensors:
         if tensor.raw and at % max(width(tensor.dtype) // 8, 1):
@@ -122,7 +132,7 @@ def aligned(tensors):
     return tensors
 
 
-def lay_out(to, source, tensors, metadata):
+def lay_out(to, source, tensors, metadata, is_file=False):
     """Writes the expected files that every kind of model has."""
     lay_out_tensors(to, tensors)
     for tensor in tensors:
@@ -133,7 +143,7 @@ def lay_out(to, source, tensors, metadata):
         os.link(to / "tensors" / encode(tensor.name), path)
     lay_out_metadata(to, metadata)
     for name, kept in [(f"{to.name}-whole", metadata), (f"{to.name}-clean", None)]:
-        ordered = aligned(tensors)
+        ordered = aligned(tensors, is_file)
         write(to / "export" / f"{name}.safetensors", file_of(header(ordered, kept), ordered, 4096))
     for dtype in ("BF16", "F32"):
         floats = [Tensor(t.name, *convert(t, dtype)) for t in tensors]
@@ -141,7 +151,7 @@ def lay_out(to, source, tensors, metadata):
         if any(a.dtype != b.dtype for a, b in zip(floats, tensors)):
             floats.sort(key=lambda tensor: -width(tensor.dtype))
         else:
-            floats = aligned(floats)
+            floats = aligned(floats, is_file)
         name = f"{to.name}-{dtype.lower()}.safetensors"
         write(to / "export" / name, file_of(header(floats, metadata), floats, 4096))
     lines = [tensor.facts() | {"file": f"tensors/{encode(tensor.name)}"} | tensor.location for tensor in tensors]
@@ -195,7 +205,7 @@ def single(models, expected, count):
     }
     path = models / "single.safetensors"
     text = write_model(path, tensors, metadata)
-    lay_out(expected / "single", path, tensors, metadata)
+    lay_out(expected / "single", path, tensors, metadata, is_file=True)
     write(expected / "single/header.json", text)
     write(expected / "single/metadata/thumbnail.png", picture)
 
