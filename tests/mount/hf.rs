@@ -457,7 +457,8 @@ fn permissions_are_those_of_the_model_and_of_each_other_file() {
     scene.wait_for_end();
 }
 
-/// transformers itself, which `scripts/oracles` installs, loads the folder, and no tensor is missing.
+/// transformers and diffusers themselves, which `scripts/oracles` installs, load the folder. No tensor is missing, and
+/// the model computes what that of the source computes.
 #[test]
 fn transformers_loads_the_folder() {
     require_fuse!();
@@ -470,12 +471,20 @@ fn transformers_loads_the_folder() {
     let python = python().into_os_string().into_string().unwrap();
     let models = scene.mkdir("models");
     run_ok(&python, [script.as_os_str(), "write".as_ref(), models.as_os_str()]);
-    for name in ["plain", "tied"] {
-        for form in ["", "-bin", "-named", "-sharded", "-bare"] {
-            let mount = scene.mount(&models.join(format!("{name}{form}")), &[]);
-            let (found, expected) = (mount.path("export/hf"), models.join(name));
-            let said = run_ok(&python, [script.as_os_str(), "load".as_ref(), found.as_os_str(), expected.as_os_str()]);
-            assert_eq!(said, "True {}\n", "{name}{form}");
-        }
+    let families = [
+        "Qwen3ForCausalLM",
+        "Gemma2ForCausalLM",
+        "MixtralForCausalLM",
+        "BertForMaskedLM",
+        "T5ForConditionalGeneration",
+        "UNet2DConditionModel",
+    ];
+    let forms = ["", "-bin", "-named", "-sharded", "-bare"];
+    let of_llama = ["plain", "tied"].iter().flat_map(|name| forms.map(|form| (*name, form)));
+    for (name, form) in of_llama.chain(families.map(|name| (name, ""))) {
+        let mount = scene.mount(&models.join(format!("{name}{form}")), &[]);
+        let (found, expected) = (mount.path("export/hf"), models.join(name));
+        let said = run_ok(&python, [script.as_os_str(), "load".as_ref(), found.as_os_str(), expected.as_os_str()]);
+        assert_eq!(said, "True {}\n", "{name}{form}");
     }
 }
