@@ -15,7 +15,7 @@ pub fn run(bytes: &[u8]) -> bool {
 }
 
 /// The endings of the names of companions that no scheme lists as codes or scales.
-const OTHERS: [&str; 17] = [
+const OTHERS: [&str; 26] = [
     ".qzeros",
     ".g_idx",
     ".weight_zero_point",
@@ -33,10 +33,19 @@ const OTHERS: [&str; 17] = [
     ".weight_format",
     ".input_scale",
     ".pre_quant_scale",
+    ".codebooks",
+    ".zero",
+    ".nbits",
+    ".group_size",
+    ".axis",
+    ".shape",
+    ".packing",
+    ".view_as_float",
+    ".channel_wise",
 ];
 
 /// Dtypes and their widths in bits.
-const DTYPES: [(&str, u64); 13] = [
+const DTYPES: [(&str, u64); 14] = [
     ("F4", 4),
     ("F8_E4M3", 8),
     ("F8_E5M2", 8),
@@ -46,6 +55,7 @@ const DTYPES: [(&str, u64); 13] = [
     ("F16", 16),
     ("BF16", 16),
     ("F32", 32),
+    ("I16", 16),
     ("I32", 32),
     ("U32", 32),
     ("I64", 64),
@@ -53,11 +63,17 @@ const DTYPES: [(&str, u64); 13] = [
 ];
 
 /// The contents of small tensors that describe a weight.
-const CONTENTS: [&str; 4] = [
+const CONTENTS: [&str; 10] = [
     r#"{"format":"nvfp4"}"#,
     r#"{"format":"float8_e4m3fn"}"#,
     r#"{"quant_type":"nf4","blocksize":64,"shape":[8,16],"nested_blocksize":256,"nested_offset":0.5}"#,
     r#"{"quant_type":"fp4","blocksize":18446744073709551615,"shape":[0,4294967296]}"#,
+    "\0\0\0\0",
+    "\u{1}\0\0\0",
+    "\u{4}\0\0\0",
+    "4bit_u8",
+    "3bit_32",
+    "\u{8}\0\0\0\0\0\0\0\u{10}\0\0\0\0\0\0\0",
 ];
 
 /// Keys of configurations, and some of their values.
@@ -76,7 +92,44 @@ const KEYS: [(&str, &[&str]); 12] = [
     ("config_groups", &["{\"a\": {\"weights\": {\"num_bits\": 4, \"group_size\": 8}}}", "{\"a\": 1}"]),
 ];
 
+/// Name, dtype, shape and data.
+type WeightTensor = (String, &'static str, Vec<u64>, Vec<u8>);
+
+fn sound(name: &str, dtype: &'static str, shape: &[u64], data: &[u8]) -> WeightTensor {
+    (name.into(), dtype, shape.into(), data.into())
+}
+
+/// A weight of 24 rows and 128 columns, in groups of 64. Any tensors are rarely one of this scheme.
+fn hqq() -> Vec<WeightTensor> {
+    vec![
+        sound("m.W_q", "U8", &[24, 64], &[0x21; 24 * 64]),
+        sound("m.scale", "F16", &[48, 1], &[0x30; 96]),
+        sound("m.zero", "F16", &[48, 1], &[0x31; 96]),
+        sound("m.nbits", "I32", &[], &4i32.to_le_bytes()),
+        sound("m.group_size", "I32", &[], &64i32.to_le_bytes()),
+        sound("m.axis", "I32", &[], &1i32.to_le_bytes()),
+        sound("m.shape", "I64", &[2], [24i64, 128].map(i64::to_le_bytes).as_flattened()),
+        sound("m.packing", "U8", &[7], b"4bit_u8"),
+    ]
+}
+
+/// A weight of 6 rows and 16 columns, with two codebooks for blocks of 2 x 4.
+fn aqlm() -> Vec<WeightTensor> {
+    vec![
+        sound("m.codes", "I8", &[3, 4, 2], &[0xf7; 24]),
+        sound("m.codebooks", "F16", &[2, 256, 2, 4], &[0x30; 8192]),
+        sound("m.scales", "F16", &[3, 1, 1, 1], &[0x31; 6]),
+    ]
+}
+
 fn open(bytes: &mut Unstructured) -> Result<bool> {
+    // The most dimensions of a tensor, and a weight some of whose tensors are replaced.
+    let (most, start) = match bytes.int_in_range(0..=3)? {
+        0 => (3, Vec::new()),
+        1 => (4, Vec::new()),
+        2 => (4, hqq()),
+        _ => (4, aqlm()),
+    };
     let mut config = serde_json::Map::new();
     for _ in 0..bytes.int_in_range(0..=5)? {
         let (key, values) = *bytes.choose(&KEYS)?;
@@ -85,14 +138,19 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
     }
     let key = *bytes.choose(&["quantization_config", "quantization", "compression_config"])?;
     let endings = || SCHEMES.iter().flat_map(|scheme| scheme.endings);
-    let endings: Vec<&str> = endings().flat_map(|ending| [ending.values, ending.scales]).chain(OTHERS).collect();
-    let (mut taken, mut tensors) = (BTreeSet::new(), Vec::new());
-    for _ in 0..=bytes.int_in_range(1..=7)? {
+    let (endings, count): (Vec<&str>, u32) = if start.is_empty() {
+        let endings = endings().flat_map(|ending| [ending.values, ending.scales]).chain(OTHERS);
+        (endings.collect(), 1 + bytes.int_in_range(1..=7)?)
+    } else {
+        (start.iter().filter_map(|tensor| tensor.0.strip_prefix('m')).collect(), bytes.int_in_range(0..=2)?)
+    };
+    let (mut taken, mut tensors): (_, Vec<WeightTensor>) = (BTreeSet::new(), Vec::new());
+    for _ in 0..count {
         let name = format!("{}{}", bytes.choose(&["m", "m", "m", "n"])?, bytes.choose(&endings)?);
         let (dtype, bits) = *bytes.choose(&DTYPES)?;
         let mut shape = Vec::new();
-        for _ in 0..bytes.int_in_range(0..=3)? {
-            shape.push(*bytes.choose(&[0u64, 1, 2, 3, 4, 8, 12, 16, 32, 64])?);
+        for _ in 0..bytes.int_in_range(0..=most)? {
+            shape.push(*bytes.choose(&[0u64, 1, 2, 3, 4, 7, 8, 12, 16, 32, 64])?);
         }
         let elements: u64 = shape.iter().product();
         if !(elements * bits).is_multiple_of(8) || elements > 1 << 16 || !taken.insert(name.clone()) {
@@ -108,6 +166,7 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
         }
         tensors.push((name, dtype, shape, data));
     }
+    tensors.extend(start.iter().filter(|tensor| !taken.contains(&tensor.0)).cloned());
     let dir = tempfile::tempdir().unwrap();
     let listed: Vec<_> =
         tensors.iter().map(|(name, dtype, shape, data)| (&name[..], *dtype, &shape[..], &data[..])).collect();
@@ -118,6 +177,7 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
         panic!("not opened")
     };
     let quantized = &model.quantized;
+    assert!(count > 0 || !quantized.weights().is_empty(), "a sound weight is not recognised");
     let mut names: BTreeSet<&str> = model.logical().iter().map(|id| model.name(id)).collect();
     for weight in quantized.weights() {
         if let Some(name) = &weight.name {

@@ -51,7 +51,7 @@ impl ZeroPointFaults {
     /// neighbouring rows. If their width does not divide 32, only those in the first word of a group are looked at.
     pub fn look_at(&mut self, layout: &QuantizedLayout, first: u64, bytes: &[u8]) {
         let (bits, along, add, offset) = match layout.zeros {
-            ZeroPoints::None => return,
+            ZeroPoints::None | ZeroPoints::Numbers(_) => return,
             ZeroPoints::Bytes => return bytes.iter().for_each(|zero| self.add(i32::from(*zero as i8), layout)),
             ZeroPoints::Packed { bits, along, add, offset, .. } => (bits, along, add, offset),
         };

@@ -4,7 +4,9 @@
 use super::ids::TensorId;
 use super::quantization::QuantizedWeight;
 use super::table::Model;
-use crate::codec::quantized::{ByteRuns, DecodedOutput, GatheredParts, LayoutDecoder, Parts, QuantizedPart};
+use crate::codec::quantized::{
+    ByteRuns, CodePacking, DecodedOutput, GatheredParts, LayoutDecoder, Parts, QuantizedPart,
+};
 use crate::content::{Error, GeneratedBytes, ReadRequest, Segment, TakeRun, reserve, zeroed};
 use crate::kept::KeptValues;
 use std::ops::Range;
@@ -17,8 +19,8 @@ const BF16: u64 = 2;
 /// Maximum number of elements that are decoded at a time. They and their codes fit into the cache of a core.
 const DECODED_AT_ONCE: u64 = 32 << 10;
 
-/// The same for a transposed matrix, for which each call copies the rows first.
-const TRANSPOSED_AT_ONCE: u64 = 256 << 10;
+/// The same for windows. Each call copies the rows of a transposed matrix first.
+const OF_WINDOW_AT_ONCE: u64 = 256 << 10;
 
 /// If the gaps between runs are no longer than this, the runs are looked up or fetched together with the gaps.
 const GAP_MAX: u64 = 64 << 10;
@@ -33,12 +35,15 @@ const HEADROOM: usize = 33 << 20;
 /// Maximum size in bytes of all windows that are kept.
 const WINDOWS_MAX: usize = 64 << 20;
 
-/// A window of a weight: the model, the tensor with the codes, and the first element of the window.
+/// A window of a weight: the model, the tensor with the codes, and the first element of the window, or [`SHARED`].
 type WindowKey = (u64, TensorId, u64);
 
+/// In the place of the first element of a window: the codebooks, which all windows of a weight need.
+const SHARED: u64 = u64::MAX;
+
 /// The bytes of windows that were read last. A row of a transposed matrix is spread over the whole tensor, so that
-/// reading a window once for all of its rows saves much more than it costs. Shared by all models, so that there is one
-/// bound.
+/// reading a window once for all of its rows saves much more than it costs. The codebooks of a weight are kept beside
+/// its windows, not in each. Shared by all models, so that there is one bound.
 static WINDOWS: LazyLock<KeptValues<WindowKey, Arc<GatheredParts>>> =
     LazyLock::new(|| KeptValues::new(WINDOWS_MAX, |window| window.bytes()));
 
@@ -86,20 +91,26 @@ impl GeneratedBytes for DequantizedWeight {
     }
 
     fn visit_runs(&self, part: &Range<u64>, take: &mut TakeRun) -> bool {
-        let is_transposed = self.decoder.layout().packing.is_transposed();
+        let has_windows = self.decoder.layout().packing.has_windows();
         let mut rest = self.elements(part);
-        if !is_transposed {
+        if !has_windows && rest.end <= self.decoder.layout().part_end(rest.start) {
             let needs = self.decoder.needs(&rest);
             if size_of_runs(&needs) <= AT_ONCE_MAX {
                 return self.visit_needs(needs, take);
             }
         }
-        // Windows of transposed matrices are kept.
-        let mut are_final = !is_transposed;
+        // Windows are kept, and so are codebooks.
+        let mut are_final = !has_windows;
+        let mut is_first = true;
         while !rest.is_empty() {
             let (step, held) = self.step(&rest);
-            if !self.is_kept(&held) {
-                are_final &= self.visit_needs(self.decoder.needs(&held), take);
+            if !self.is_kept(held.start) {
+                let [needs, shared] = self.needs(&held);
+                if is_first && !self.is_kept(SHARED) {
+                    are_final &= self.visit_needs(shared, take);
+                }
+                is_first = false;
+                are_final &= self.visit_needs(needs, take);
             }
             rest.start = step.end.max(held.end.min(rest.end));
         }
@@ -120,21 +131,32 @@ impl DequantizedWeight {
     /// The next elements of `range` that are decoded at once, and the elements whose bytes are read for them.
     fn step(&self, range: &Range<u64>) -> (Range<u64>, Range<u64>) {
         let layout = self.decoder.layout();
-        if !layout.packing.is_transposed() {
+        if !layout.packing.has_windows() {
             let step = range.start..range.end.min(layout.step(range.start, DECODED_AT_ONCE));
             return (step.clone(), step);
         }
         let window = layout.window(range.start..range.start + 1);
-        (range.start..range.end.min(window.end).min(range.start + TRANSPOSED_AT_ONCE), window)
+        (range.start..range.end.min(window.end).min(range.start + OF_WINDOW_AT_ONCE), window)
     }
 
-    fn key(&self, window: &Range<u64>) -> WindowKey {
-        (self.key.0, self.key.1, window.start)
+    /// The key of a window by its first element, or [`SHARED`].
+    fn key(&self, first: u64) -> WindowKey {
+        (self.key.0, self.key.1, first)
     }
 
-    /// Whether the bytes that `held` needs are in memory.
-    fn is_kept(&self, held: &Range<u64>) -> bool {
-        self.decoder.layout().packing.is_transposed() && WINDOWS.contains(&self.key(held))
+    /// Whether the bytes of a window are in memory.
+    fn is_kept(&self, first: u64) -> bool {
+        self.decoder.layout().packing.has_windows() && WINDOWS.contains(&self.key(first))
+    }
+
+    /// The bytes that only `held` needs, and those that all windows of the weight need.
+    fn needs(&self, held: &Range<u64>) -> [Parts<ByteRuns>; 2] {
+        let (mut needs, mut shared) = (self.decoder.needs(held), Parts::default());
+        if let CodePacking::Codebooks(_) = self.decoder.layout().packing {
+            let books = QuantizedPart::Map as usize;
+            shared[books] = std::mem::take(&mut needs[books]);
+        }
+        [needs, shared]
     }
 
     /// Passes the stored runs of each part to `take`, as [`Segment::visit_runs`]. Short gaps between them are included.
@@ -157,26 +179,37 @@ impl DequantizedWeight {
         while !elements.is_empty() {
             request.check()?;
             let (step, held) = self.step(&elements);
-            let gathered = self.gather(held, request)?;
+            let [needs, shared] = self.needs(&held);
+            let shared = match size_of_runs(&shared) {
+                0 => Arc::default(),
+                _ => self.gather(held.clone(), SHARED, shared, request)?,
+            };
+            let gathered = self.gather(held.clone(), held.start, needs, request)?;
             let (here, rest) = out.split_at_mut(((step.end - step.start) * self.size) as usize);
             let here = match self.size {
                 BF16 => DecodedOutput::Bf16(here.as_chunks_mut().0),
                 _ => DecodedOutput::F32(here.as_chunks_mut().0),
             };
-            let decoded = gathered.decode(&self.decoder, &step, here);
+            let decoded = gathered.decode_with(&shared, &self.decoder, &step, here);
             decoded.map_err(|mismatch| Error::Compute(mismatch.to_string()))?;
             (elements.start, out) = (step.end, rest);
         }
         Ok(())
     }
 
-    fn gather(&self, held: Range<u64>, request: &ReadRequest) -> Result<Arc<GatheredParts>, Error> {
-        let key = self.key(&held);
-        let is_kept = self.decoder.layout().packing.is_transposed();
+    /// Finds or reads what `held` needs. If it is a window, it is kept by its first element, or [`SHARED`].
+    fn gather(
+        &self,
+        held: Range<u64>,
+        first: u64,
+        needs: Parts<ByteRuns>,
+        request: &ReadRequest,
+    ) -> Result<Arc<GatheredParts>, Error> {
+        let key = self.key(first);
+        let is_kept = self.decoder.layout().packing.has_windows();
         if is_kept && let Some(window) = WINDOWS.find(&key) {
             return Ok(window);
         }
-        let needs = self.decoder.needs(&held);
         let size = size_of_runs(&needs);
         if size > AT_ONCE_MAX {
             // An allocation that fails later would end the program.
@@ -243,6 +276,11 @@ mod tests {
 
     /// A model of tensors that are zero, the ranges that are read after its header, and the offset of its data.
     fn model(tensors: &[Described]) -> (Model, Arc<Mutex<Vec<Range<u64>>>>, u64) {
+        model_with(tensors, &[])
+    }
+
+    /// The same with the first bytes of the data, which are those of the first tensors.
+    fn model_with(tensors: &[Described], data: &[u8]) -> (Model, Arc<Mutex<Vec<Range<u64>>>>, u64) {
         let mut end = 0;
         let entries = tensors.iter().map(|(name, dtype, shape, nbytes)| {
             let begin = end;
@@ -250,8 +288,9 @@ mod tests {
             format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#)
         });
         let header = format!("{{{}}}", entries.collect::<Vec<_>>().join(","));
-        let head = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
-        let (start, reads) = (head.len() as u64, Arc::default());
+        let start = 8 + header.len() as u64;
+        let head = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
+        let reads = Arc::default();
         let source = Noted { info: SourceInfo::anonymous(start + end), head, reads: Arc::clone(&reads) };
         let location = Path::new("/nonexistent/model.safetensors").into();
         let mut model = Model::from_source(&location, Arc::new(source), ParseMode::Strict).unwrap();
@@ -293,38 +332,171 @@ mod tests {
         assert_eq!(read, 1 + 4);
     }
 
+    /// The small tensors of HQQ that describe a weight.
+    struct HqqNumbers(Vec<u8>, &'static [Described<'static>]);
+
+    fn hqq(shape: [i64; 2], bits: i32, axis: i32, group: Option<i32>, packing: &[u8; 7]) -> HqqNumbers {
+        let shape = shape.map(i64::to_le_bytes);
+        let data = [shape.as_flattened(), &bits.to_le_bytes(), &axis.to_le_bytes(), packing];
+        let all: &[Described] = &[
+            ("w.shape", "I64", &[2], 16),
+            ("w.nbits", "I32", &[], 4),
+            ("w.axis", "I32", &[], 4),
+            ("w.packing", "U8", &[7], 7),
+            ("w.group_size", "I32", &[], 4),
+        ];
+        let group = group.map(i32::to_le_bytes);
+        let listed = if group.is_some() { all } else { &all[..4] };
+        HqqNumbers([&data.concat()[..], group.as_ref().map_or(&[], |size| &size[..])].concat(), listed)
+    }
+
+    impl HqqNumbers {
+        fn model(&self, tensors: &[Described]) -> (Model, Arc<Mutex<Vec<Range<u64>>>>, u64) {
+            model_with(&[self.1, tensors].concat(), &self.0)
+        }
+    }
+
+    /// The rows of HQQ are in parts, so that a row of the weight may have codes of two parts.
+    #[test]
+    fn part_of_an_hqq_matrix_needs_its_codes_scales_and_zero_points_only() {
+        let (groups, size) = (48u64, 64u64);
+        let numbers = hqq([24, 128], 4, 1, Some(64), b"4bit_u8");
+        let (model, reads, start) = numbers.model(&[
+            ("w.W_q", "U8", &[groups / 2, size], 24 * 64),
+            ("w.scale", "F16", &[groups, 1], 96),
+            ("w.zero", "F16", &[groups, 1], 96),
+        ]);
+        let start = start + numbers.0.len() as u64;
+        let content = values(&model);
+        // Elements of the groups 23 and 24: the last of the first half, and the first of the second half.
+        let range = (24 * size - 3) * F32..(24 * size + 5) * F32;
+        content.read(range.clone(), &ReadRequest::WAIT).unwrap();
+        let mut read = std::mem::take(&mut *reads.lock().unwrap());
+        read.sort_by_key(|range| range.start);
+        let codes = 24 * size;
+        let expected = [0..5, codes - 3..codes, codes + 46..codes + 48, codes + 48..codes + 50];
+        let zeros = [codes + 96 + 46..codes + 96 + 48, codes + 96 + 48..codes + 96 + 50];
+        let expected: Vec<_> =
+            expected.into_iter().chain(zeros).map(|range| start + range.start..start + range.end).collect();
+        assert_eq!(read, expected);
+        let mut needed = Vec::new();
+        let segment = model.dequantized(&model.quantized.weights()[0], false).unwrap();
+        segment.visit_runs(&range, &mut |_, run| needed.push(run));
+        needed.sort_by_key(|range| range.start);
+        assert_eq!(needed, expected);
+    }
+
     #[test]
     fn memory_for_a_read_does_not_follow_the_size_of_the_tensor() {
         let long = 1u64 << 27;
-        let matrices: [&[Described]; 4] = [
+        let matrices: [(bool, &[Described]); 7] = [
             // A read across two rows needs some groups of each, and one across two matrices some rows of each.
-            &[("w.weight", "I8", &[2, long], 2 * long), ("w.weight_scale", "F32", &[2, long / 2], 4 * long)],
-            &[("w.weight", "F8_E4M3", &[2, long, 1], 2 * long), ("w.weight_scale", "F32", &[2, long, 1], 8 * long)],
-            &[
-                ("w.qweight", "I32", &[1 << 16, 1 << 11], 1 << 29),
-                ("w.qzeros", "I32", &[1 << 16, 1 << 11], 1 << 29),
-                ("w.scales", "F16", &[1 << 16, 1 << 14], 1 << 31),
-            ],
+            (true, &[("w.weight", "I8", &[2, long], 2 * long), ("w.weight_scale", "F32", &[2, long / 2], 4 * long)]),
+            (
+                true,
+                &[("w.weight", "F8_E4M3", &[2, long, 1], 2 * long), ("w.weight_scale", "F32", &[2, long, 1], 8 * long)],
+            ),
+            (
+                true,
+                &[
+                    ("w.qweight", "I32", &[1 << 16, 1 << 11], 1 << 29),
+                    ("w.qzeros", "I32", &[1 << 16, 1 << 11], 1 << 29),
+                    ("w.scales", "F16", &[1 << 16, 1 << 14], 1 << 31),
+                ],
+            ),
             // Too many columns to be decoded.
-            &[
-                ("w.qweight", "I32", &[long, 1], 4 * long),
-                ("w.qzeros", "I32", &[1, 1], 4),
-                ("w.scales", "F16", &[1, 8], 16),
-            ],
+            (
+                false,
+                &[
+                    ("w.qweight", "I32", &[long, 1], 4 * long),
+                    ("w.qzeros", "I32", &[1, 1], 4),
+                    ("w.scales", "F16", &[1, 8], 16),
+                ],
+            ),
+            // Many codes for an element, the largest codebooks, and the longest rows.
+            (
+                true,
+                &[
+                    ("w.codes", "I8", &[1 << 20, 1, 64], 1 << 26),
+                    ("w.codebooks", "F16", &[64, 2, 1, 1], 256),
+                    ("w.scales", "F16", &[1 << 20, 1, 1, 1], 1 << 21),
+                ],
+            ),
+            (
+                true,
+                &[
+                    ("w.codes", "I16", &[2, 1 << 15, 64], 1 << 23),
+                    ("w.codebooks", "F16", &[64, 1 << 16, 1, 1], 8 << 20),
+                    ("w.scales", "F16", &[2, 1, 1, 1], 4),
+                ],
+            ),
+            // So many codes for an element that it is not decoded.
+            (
+                false,
+                &[
+                    ("w.codes", "I8", &[1024, 1, 1 << 21], 1 << 31),
+                    ("w.codebooks", "F16", &[1 << 21, 2, 1, 1], 8 << 20),
+                    ("w.scales", "F16", &[1024, 1, 1, 1], 2048),
+                ],
+            ),
         ];
-        for (at, tensors) in matrices.into_iter().enumerate() {
-            let (model, reads, _) = model(tensors);
-            let weights = model.quantized.weights().len();
-            assert_eq!(weights, usize::from(at < 3), "{:?}", model.quantized.warnings());
-            if weights == 0 {
-                continue;
-            }
-            let content = values(&model);
-            let middle = content.len() / 2;
-            content.read(middle - 4000..middle + 4000, &ReadRequest::WAIT).unwrap();
-            let read: u64 = reads.lock().unwrap().iter().map(|range| range.end - range.start).sum();
-            assert!(read < 20 << 20, "{read} bytes for {tensors:?}");
+        for (is_decoded, tensors) in matrices {
+            assert_short_read_is_small(model(tensors), is_decoded);
         }
+        // Rows with a scale for each column, and rows with codes of 3 bits.
+        let columns = hqq([1 << 15, 1 << 15], 1, 0, Some(8), b"1bit_u8").model(&[
+            ("w.W_q", "U8", &[1, long], long),
+            ("w.scale", "F16", &[1, long], 2 * long),
+            ("w.zero", "F16", &[1, long], 2 * long),
+        ]);
+        assert_short_read_is_small(columns, true);
+        let rows = hqq([20, 1 << 24], 3, 1, None, b"3bit_32").model(&[
+            ("w.W_q", "I32", &[2, 1 << 24], long),
+            ("w.scale", "F16", &[20, 1], 40),
+            ("w.zero", "F16", &[20, 1], 40),
+        ]);
+        assert_short_read_is_small(rows, true);
+    }
+
+    /// Reads some values around the middle of the weight, if there is one.
+    fn assert_short_read_is_small((model, reads, _): (Model, Arc<Mutex<Vec<Range<u64>>>>, u64), is_decoded: bool) {
+        let weights = model.quantized.weights().len();
+        assert_eq!(weights, usize::from(is_decoded), "{:?}", model.quantized.warnings());
+        if weights == 0 {
+            return;
+        }
+        let content = values(&model);
+        let middle = content.len() / 2;
+        content.read(middle - 4000..middle + 4000, &ReadRequest::WAIT).unwrap();
+        let read: u64 = reads.lock().unwrap().iter().map(|range| range.end - range.start).sum();
+        assert!(read < 20 << 20, "{read} bytes for {}", model.quantized.weights()[0].class.summary());
+    }
+
+    /// The codebooks are read once for all windows, and a row needs no codes of other windows.
+    #[test]
+    fn codebooks_are_read_once_for_a_weight() {
+        let (rows, cols, books) = (1024u64, 4096u64, 65536 * 8 * 2);
+        let (model, reads, _) = model(&[
+            ("w.codes", "I16", &[rows, cols / 8, 1], rows * cols / 8 * 2),
+            ("w.codebooks", "F16", &[1, 65536, 1, 8], books),
+            ("w.scales", "F16", &[rows, 1, 1, 1], rows * 2),
+        ]);
+        assert_eq!(model.quantized.weights()[0].class.summary(), "AQLM: 1x16, a scale per row");
+        let content = values(&model);
+        let read_rows = |rows: &[u64]| {
+            for row in rows {
+                content.read(row * cols * F32..(row + 1) * cols * F32, &ReadRequest::WAIT).unwrap();
+            }
+            reads.lock().unwrap().iter().map(|range| range.end - range.start).sum::<u64>()
+        };
+        let window = 256 * (cols / 8 * 2 + 2);
+        assert_eq!(read_rows(&[300, 301, 302, 500]), books + window);
+        // The scheduler is not told of what is kept.
+        let mut needed = 0;
+        let segment = model.dequantized(&model.quantized.weights()[0], false).unwrap();
+        segment.visit_runs(&(0..content.len()), &mut |_, run| needed += run.end - run.start);
+        assert_eq!(needed, 3 * window);
+        assert_eq!(read_rows(&[0, 255, 256, 511, 512, 1023]), books + 4 * window);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::pipes::on_terminal;
 use crate::room::{Room, Tensor, floats};
 use safetensors::Dtype;
 use serde_json::{Value, json};
+use std::path::Path;
 
 const GPTQ: &str = r#"{"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true}}"#;
 
@@ -546,5 +547,148 @@ fn numbers_of_every_kind_of_companion_are_checked() {
     for (bias, rules) in [(0x3c00, &[""; 0][..]), (0x7c00, &["error scale"])] {
         write(&room, "m", r#"{"quantization": {"group_size": 64, "bits": 4}}"#, &mlx(bias));
         assert_eq!(found(&room, "--values m").0, rules);
+    }
+}
+
+/// Tensors of schemes that are recognised and not decoded are shown as stored, and a note says so.
+#[test]
+fn schemes_that_are_not_decoded_are_notes() {
+    let room = Room::new();
+    let tensors: [Tensor; 2] =
+        [("m.trellis", Dtype::I16, &[1, 1, 48], vec![0x21; 96]), ("m.suh", Dtype::F16, &[16], repeated([0, 0x3c], 16))];
+    write(&room, "m", r#"{"quantization_config": {"quant_method": "exl3"}}"#, &tensors);
+    let (rules, messages) = found(&room, "m");
+    assert_eq!(rules, ["note quantized"]);
+    let expected =
+        "not dequantized: EXL3: a scheme that is recognised, not dequantized (m.suh), such as \"m.trellis\"; ";
+    assert!(messages[0].starts_with(expected), "{messages:?}");
+    let index: Value = serde_json::from_str(&room.ok("weightfs cat m index.json")).unwrap();
+    assert!(index["notes"][0].as_str().unwrap().starts_with(expected), "{index}");
+    assert_eq!(room.ok("weightfs cat m tensors/m.trellis").len(), 96);
+}
+
+/// The files have been written by the library, with the sum of the values that it computes.
+#[test]
+fn weights_of_hqq_have_the_values_of_the_library() {
+    let written = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/hqq");
+    let sums = std::fs::read_to_string(written.join("sums.tsv")).unwrap();
+    let kinds = [("4bit-axis1", "INT4", 5.0), ("3bit-axis0", "INT3", 4.5)];
+    assert_eq!(sums.lines().count(), kinds.len());
+    for (case, dtype, bits) in kinds {
+        let room = Room::new();
+        let source = written.join(case).join("model.safetensors").display().to_string();
+        let expected = sums.lines().find_map(|line| line.strip_prefix(case)).unwrap();
+        let sum = room.ok(&format!("weightfs cat {source} f32/layer.weight.f32 | sha256sum"));
+        let sum = sum.split_whitespace().next().unwrap();
+        assert_eq!(format!("\tlayer.weight\tF32\t[24,128]\t{sum}"), expected);
+        let [ref object] = room.json(&format!("weightfs inspect --json {source}"))[..] else { panic!() };
+        let kind = &object["totals"]["quantized"][0];
+        let summary = format!("HQQ: {dtype}, groups of 64, asymmetric");
+        assert_eq!((&kind["summary"], &kind["parameters"]), (&json!(summary), &json!(3072)));
+        // The codes of a group, and two floats.
+        let stored = kind["nbytes"].as_u64().unwrap();
+        assert_eq!(stored as f64 * 8.0 / 3072.0, bits);
+        let listed = room.ok(&format!("weightfs ls {source}"));
+        assert!(listed.contains("layer.W_q"), "{listed}");
+        let (rules, messages) = found(&room, &format!("--values {source}"));
+        assert_eq!(rules, [""; 0], "{messages:?}");
+    }
+}
+
+/// Codes that are stored as floats may have the bits of NaN, which is no fault of them.
+#[test]
+fn codes_in_a_float_dtype_are_not_searched_for_nan() {
+    let room = Room::new();
+    let state = br#"{"quant_type":"nf4","blocksize":64,"dtype":"float16","shape":[8,8]}"#;
+    let len = [state.len()];
+    let bitsandbytes: [Tensor; 4] = [
+        ("m.weight", Dtype::BF16, &[16, 1], vec![0xff; 32]),
+        ("m.weight.absmax", Dtype::F32, &[1], floats(&[1.0])),
+        ("m.weight.quant_map", Dtype::F32, &[16], floats(&[0.5; 16])),
+        ("m.weight.quant_state.bitsandbytes__nf4", Dtype::U8, &len, state.to_vec()),
+    ];
+    let hqq = |is_scaled: bool| -> Vec<Tensor> {
+        let mut tensors: Vec<Tensor> = vec![
+            ("m.W_q", Dtype::F16, &[2, 2], vec![0xff; 8]),
+            ("m.zero", Dtype::F32, &[4, 1], floats(&[0.5; 4])),
+            ("m.nbits", Dtype::I32, &[], ints([4])),
+            ("m.group_size", Dtype::I32, &[], ints([4])),
+            ("m.axis", Dtype::I32, &[], ints([1])),
+            ("m.shape", Dtype::I64, &[2], [2i64, 8].iter().flat_map(|dim| dim.to_le_bytes()).collect()),
+            ("m.packing", Dtype::U8, &[7], b"4bit_u8".to_vec()),
+            ("m.view_as_float", Dtype::U8, &[], vec![1]),
+        ];
+        if is_scaled {
+            tensors.push(("m.scale", Dtype::F32, &[4, 1], floats(&[1.0; 4])));
+        }
+        tensors
+    };
+    for (tensors, scheme) in [(&bitsandbytes[..], "bitsandbytes"), (&hqq(true), "HQQ")] {
+        write(&room, "m", "{}", tensors);
+        assert!(room.ok("weightfs inspect m").contains(scheme));
+        let (rules, messages) = found(&room, "--values m");
+        assert_eq!(rules, [""; 0], "{messages:?}");
+    }
+    // Without their scales, nothing says that they are codes of a known scheme.
+    write(&room, "m", "{}", &hqq(false));
+    let (rules, _) = found(&room, "--values m");
+    assert!(rules.contains(&"error nan".to_owned()) && rules.len() > 1, "{rules:?}");
+    // NaN of FP8 is NaN in the values.
+    let mut tensors = fp8([1.0; 4]);
+    tensors[0].3[77] = 0x7f;
+    write(&room, "m", "{}", &tensors);
+    assert_eq!(found(&room, "--values m").0, ["error nan"]);
+}
+
+/// A number of a codebook that is not finite spoils the values of its code.
+#[test]
+fn codebooks_of_aqlm_are_checked() {
+    let room = Room::new();
+    for (number, rules) in [([0, 0x3c], &[""; 0][..]), ([0, 0x7c], &["error scale"])] {
+        let mut books = repeated([0, 0x3c], 256 * 8);
+        books[2 * 9..2 * 10].copy_from_slice(&number);
+        let tensors: [Tensor; 3] = [
+            ("m.codes", Dtype::I8, &[2, 4, 1], vec![1; 8]),
+            ("m.codebooks", Dtype::F16, &[1, 256, 1, 8], books),
+            ("m.scales", Dtype::F16, &[2, 1, 1, 1], repeated([0, 0x3c], 2)),
+        ];
+        write(&room, "m", r#"{"quantization_config": {"quant_method": "aqlm"}}"#, &tensors);
+        let (found, messages) = found(&room, "--values m");
+        let part = "tensor \"m.codebooks\": 1 of 2048 values of codes is infinite or NaN, the first at [0, 1, 0, 1]";
+        assert!(found == rules && messages.iter().all(|message| message.contains(part)), "{messages:?}");
+    }
+}
+
+/// A scale or a zero point that is not finite spoils the values of its group.
+#[test]
+fn scales_and_zero_points_of_hqq_are_checked() {
+    let room = Room::new();
+    let hqq = |scale: f32, zero: f32| -> Vec<Tensor> {
+        vec![
+            ("m.W_q", Dtype::U8, &[2, 4], vec![0x21; 8]),
+            ("m.scale", Dtype::F32, &[4, 1], floats(&[1.0, scale, 1.0, 1.0])),
+            ("m.zero", Dtype::F32, &[4, 1], floats(&[0.0, zero, 0.0, 0.0])),
+            ("m.nbits", Dtype::I32, &[], ints([4])),
+            ("m.group_size", Dtype::I32, &[], ints([4])),
+            ("m.axis", Dtype::I32, &[], ints([1])),
+            ("m.shape", Dtype::I64, &[2], [2i64, 8].iter().flat_map(|dim| dim.to_le_bytes()).collect()),
+            ("m.packing", Dtype::U8, &[7], b"4bit_u8".to_vec()),
+        ]
+    };
+    let infinite = f32::INFINITY;
+    for (scale, zero, rules, part) in [
+        (1.0, 0.5, &[""; 0][..], ""),
+        (infinite, 0.5, &["error scale"], "tensor \"m.scale\": 1 of 4 scales is infinite or NaN, the first at [1, 0]"),
+        (
+            1.0,
+            f32::NAN,
+            &["error scale"],
+            "tensor \"m.zero\": 1 of 4 zero points is infinite or NaN, the first at [1, 0]",
+        ),
+        (0.0, 0.0, &["note zero-scale"], "tensor \"m.scale\": 1 of 4 scales is zero"),
+    ] {
+        write(&room, "m", r#"{"quantization_config": {"quant_method": "hqq"}}"#, &hqq(scale, zero));
+        let (found, messages) = found(&room, "--values m");
+        assert!(found == rules && messages.iter().all(|message| message.contains(part)), "{messages:?}");
     }
 }

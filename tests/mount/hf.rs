@@ -323,7 +323,8 @@ fn what_is_not_the_whole_of_a_model_has_no_folder() {
 fn quantized_models_have_folders_of_dequantized_weights() {
     require_fuse!();
     let scene = Scene::new();
-    let wanted = ["fp8_block", "gptq_4_v2_order", "awq", "ct_packed_4_channel_ragged"];
+    let wanted =
+        ["fp8_block", "gptq_4_v2_order", "awq", "ct_packed_4_channel_ragged", "hqq_4_axis1_64", "aqlm_2x8_1x8"];
     let cases: Vec<Case> = cases().into_iter().filter(|case| wanted.contains(&&*case.name)).collect();
     assert_eq!(cases.len(), wanted.len());
     for case in &cases {
@@ -393,10 +394,19 @@ fn dequantized_weights_that_a_layer_would_misread_have_no_folder() {
         r#"{"quantization_config": {"quant_method": "fp8", "transform_config": {"config_groups": {"R1": {}}}}}"#;
     let infinite = r#"{"quantization_config": {"quant_method": "fp8"}, "limit": [0.0, Infinity]}"#;
     let plain = r#"{"quantization_config": {"quant_method": "fp8", "transform_config": {}}}"#;
+    let aqlm = r#"{"quantization_config": {"quant_method": "aqlm"}}"#;
+    let unscaled: &[(&str, &str, &[u64], usize)] = &[
+        ("a.codes", "I8", &[2, 1, 1], 2),
+        ("a.codebooks", "F16", &[1, 256, 1, 8], 4096),
+        ("a.scales", "F16", &[2, 1, 1, 1], 4),
+        ("b.codes", "I8", &[2, 1, 1], 2),
+        ("b.codebooks", "F16", &[1, 256, 1, 8], 4096),
+    ];
     for (dir, tensors, config, expected) in [
         ("smoothed", &smoothed[..], plain, "tensor \"l.weight\": its activations have to be scaled too"),
         ("experts", experts, mxfp4, "tensor \"e.gate_up_proj\": loaders expect its matrices in another order"),
         ("rotated", fp8, rotated, "config.json describes a rotation"),
+        ("unscaled", unscaled, aqlm, "codes without scales (I8), such as \"b.codes\""),
         ("infinite", fp8, infinite, "config.json cannot be written again"),
         ("plain", fp8, plain, ""),
     ] {

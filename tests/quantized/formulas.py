@@ -23,7 +23,7 @@ E8M0, E2M1 = ml_dtypes.float8_e8m0fnu, ml_dtypes.float4_e2m1fn
 DTYPES = {
     "F32": F32, "F16": F16, "BF16": BF16, "F8_E4M3": E4M3, "F8_E5M2": E5M2, "F8_E4M3FNUZ": E4M3_FNUZ,
     "F8_E5M2FNUZ": E5M2_FNUZ, "F8_E8M0": E8M0, "F4": E2M1, "U8": np.uint8, "I8": np.int8, "I32": np.int32,
-    "U32": np.uint32, "I64": np.int64,
+    "U32": np.uint32, "I64": np.int64, "I16": np.int16,
 }
 
 
@@ -231,6 +231,41 @@ def mlx(t, config):
     return q * spread(f32(t["scales"].view(E4M3 if mode == "nvfp4" else E8M0)), q.shape, (1, size))
 
 
+# Number of the codes in a byte or a word, and their width.
+HQQ_PACKINGS = {"8bit_u8": (1, 8), "4bit_u8": (2, 4), "3bit_32": (10, 3), "2bit_u8": (4, 2), "1bit_u8": (8, 1)}
+
+
+def hqq(t, config):
+    """HQQ: (q - z) * s. The rows of groups are in equal parts, whose codes are in one byte, the first one in the highest
+    bits."""
+    shape, axis = t["shape"].tolist(), int(t["axis"])
+    count = int(np.prod(shape))
+    rows, cols = shape
+    if "group_size" in t and t.get("channel_wise", 1):
+        size = int(t["group_size"])
+        rows, cols = (count // size, size) if axis == 1 else (size, count // size)
+    q = t["W_q"]
+    if "packing" in t:
+        number, bits = HQQ_PACKINGS[bytes(t["packing"]).decode()]
+        word = np.dtype(np.uint32 if bits == 3 else np.uint8)
+        q = np.frombuffer(q.tobytes(), word).reshape(-(-rows // number), cols)
+        parts = [q >> word.type((number - 1 - part) * bits) & word.type(2**bits - 1) for part in range(number)]
+        q = np.concatenate(parts)[:rows]
+    return ((f32(q) - f32(t["zero"])) * f32(t["scale"])).reshape(shape)
+
+
+def aqlm(t, config):
+    """AQLM: (codebook[q] + ...) * s, for blocks of rows and columns. The sum begins with 0."""
+    codes, books = t["codes"], f32(t["codebooks"])
+    count, entries, height, width = books.shape
+    codes = codes.astype(np.int64) % entries
+    total = np.zeros((*codes.shape[:2], height, width), F32)
+    for book in range(count):
+        total = total + books[book][codes[:, :, book]]
+    total = total * f32(t["scales"])
+    return total.swapaxes(1, 2).reshape(codes.shape[0] * height, codes.shape[1] * width)
+
+
 # The formula of a case, by the beginning of its name.
 FORMULAS = {
     "fp8_": fp8, "ct_float_": fp8, "ct_int8": fp8, "modelopt_fp8": fp8, "comfy_fp8": fp8,
@@ -240,7 +275,7 @@ FORMULAS = {
     "ct_packed_": packed, "modelopt_int4": int4_pairs,
     "awq": awq, "gptq_": gptq, "auto_round_": gptq,
     "bnb_nf4": bnb_4bit, "bnb_fp4": bnb_4bit, "bnb_int8": bnb_int8,
-    "mlx_": mlx, "slm1_": slm1,
+    "mlx_": mlx, "slm1_": slm1, "hqq_": hqq, "aqlm_": aqlm,
 }
 
 

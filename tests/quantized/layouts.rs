@@ -4,7 +4,7 @@ use crate::cases::is_same;
 use proptest::prelude::*;
 use std::ops::Range;
 use weightfs::codec::quantized::{
-    ByteRuns, CodeNumber, CodePacking, DecodedOutput, DequantizeFormula, F32, GatheredParts, GlobalScale,
+    ByteRuns, CodeNumber, CodePacking, Codebooks, DecodedOutput, DequantizeFormula, F32, GatheredParts, GlobalScale,
     LayoutDecoder, Parts, QuantizedLayout, QuantizedPart, ScaleGrid, ScaleType, SizeMismatch, ZeroPoints,
 };
 
@@ -31,6 +31,10 @@ fn packing() -> impl Strategy<Value = CodePacking> {
         Just(CodePacking::RowPairs),
         (0u32..10).prop_map(|bits| CodePacking::Down { bits }),
         Just(CodePacking::Across),
+        (0u32..6).prop_map(|bits| CodePacking::RowParts { bits }),
+        (real(), small()).prop_map(|(number, row_bytes)| CodePacking::Numbers { number, row_bytes }),
+        (small(), 0u32..20, [small(), small()], real())
+            .prop_map(|(count, bits, block, number)| CodePacking::Codebooks(Codebooks { count, bits, block, number })),
     ]
 }
 
@@ -45,6 +49,7 @@ fn number() -> impl Strategy<Value = CodeNumber> {
         CodeNumber::E4M3Fnuz,
         CodeNumber::E5M2Fnuz,
         CodeNumber::Map,
+        CodeNumber::Packed,
     ])
 }
 
@@ -59,7 +64,12 @@ fn zeros() -> impl Strategy<Value = ZeroPoints> {
             offset,
         },
     );
-    prop_oneof![2 => Just(ZeroPoints::None), 1 => Just(ZeroPoints::Bytes), 3 => packed]
+    prop_oneof![
+        2 => Just(ZeroPoints::None),
+        1 => Just(ZeroPoints::Bytes),
+        1 => real().prop_map(ZeroPoints::Numbers),
+        3 => packed,
+    ]
 }
 
 fn grid() -> impl Strategy<Value = ScaleGrid> {
@@ -104,18 +114,30 @@ fn layout() -> impl Strategy<Value = QuantizedLayout> {
     )
 }
 
+/// The number, or another one if codes that are packed like this cannot stand for it.
+fn number_of(packing: CodePacking, number: CodeNumber) -> CodeNumber {
+    match (packing, number) {
+        (CodePacking::Numbers { .. } | CodePacking::Codebooks(_), _) => CodeNumber::Packed,
+        (CodePacking::RowParts { .. }, CodeNumber::Signed | CodeNumber::Offset) => number,
+        (CodePacking::RowParts { .. }, _) | (_, CodeNumber::Packed) => CodeNumber::Unsigned,
+        _ => number,
+    }
+}
+
 /// Descriptions that are likely to be consistent.
 fn consistent() -> impl Strategy<Value = QuantizedLayout> {
     (layout(), 1u64..4, 1u64..40, 1u64..70, 1u64..9, (1u64..20, 1u64..20), 0u64..3, 0u64..3).prop_map(
         |(mut layout, batch, rows, cols, bits, (below, beside), kind, extra)| {
+            layout.number = number_of(layout.packing, layout.number);
             let bits = if let CodeNumber::E2M1 | CodeNumber::Map = layout.number { 4 } else { bits };
             let bits = match layout.number {
                 CodeNumber::E4M3 | CodeNumber::E5M2 | CodeNumber::E4M3Fnuz | CodeNumber::E5M2Fnuz => 8,
                 _ => bits as u32,
             };
-            let rows =
-                if matches!(layout.packing, CodePacking::Across | CodePacking::RowPairs) { rows * 8 } else { rows };
-            let transposed = layout.packing.is_transposed();
+            let is_in_eights =
+                matches!(layout.packing, CodePacking::Across | CodePacking::RowPairs | CodePacking::RowParts { .. });
+            let rows = if is_in_eights { rows * 8 } else { rows };
+            let transposed = layout.packing.has_windows() || matches!(layout.packing, CodePacking::RowParts { .. });
             (layout.batch, layout.rows, layout.cols) = (if transposed { 1 } else { batch }, rows, cols);
             let padded = |bytes: u64| bytes + extra * 4;
             layout.packing = match layout.packing {
@@ -127,6 +149,16 @@ fn consistent() -> impl Strategy<Value = QuantizedLayout> {
                 }
                 CodePacking::HighFirst { .. } => CodePacking::HighFirst { row_bytes: padded(cols.div_ceil(2)) },
                 CodePacking::Down { .. } => CodePacking::Down { bits },
+                CodePacking::RowParts { .. } => CodePacking::RowParts { bits: bits.div_ceil(2) },
+                CodePacking::Numbers { number, .. } => {
+                    CodePacking::Numbers { number, row_bytes: padded(cols * number.bytes()) }
+                }
+                CodePacking::Codebooks(books) => CodePacking::Codebooks(Codebooks {
+                    count: 1 + books.count % 3,
+                    bits: bits + extra as u32,
+                    block: if kind == 0 { [1, 1] } else { [rows, cols] },
+                    number: books.number,
+                }),
                 packing => packing,
             };
             let groups = cols.div_ceil(beside);
@@ -295,6 +327,30 @@ fn row_needs_only_its_codes_and_scales() {
     assert_eq!((window.start % 18432, window.end % 18432, window.contains(&row)), (0, 0, true));
     let bytes = decoder.needs(&window)[QuantizedPart::Values as usize].bytes();
     assert!((1 << 20..=4 << 20).contains(&bytes), "{bytes}");
+}
+
+/// A range of rows needs the bytes with their codes, and the decoder goes from part to part.
+#[test]
+fn rows_in_parts_are_read_part_by_part() {
+    let layout = QuantizedLayout {
+        rows: 48,
+        cols: 64,
+        packing: CodePacking::RowParts { bits: 4 },
+        number: CodeNumber::Unsigned,
+        grid: ScaleGrid::Blocks { block: [1, 64], groups: 1, strides: [0, 1, 0] },
+        scale: ScaleType::F16,
+        zeros: ZeroPoints::Numbers(ScaleType::F32),
+        ..fp8()
+    };
+    let decoder = LayoutDecoder::new(layout, &layout.required().unwrap()).unwrap();
+    let needs = |range: Range<u64>| {
+        let [values, scales, zeros, ..] = decoder.needs(&range);
+        [values, scales, zeros].map(|runs| runs.ranges().next().unwrap())
+    };
+    assert_eq!(needs(30 * 64..32 * 64), [6 * 64..8 * 64, 30 * 2..32 * 2, 30 * 4..32 * 4]);
+    assert_eq!(needs(5 * 64 + 3..5 * 64 + 7), [5 * 64 + 3..5 * 64 + 7, 5 * 2..6 * 2, 5 * 4..6 * 4]);
+    assert_eq!((layout.part_end(5), layout.part_end(24 * 64)), (24 * 64, 48 * 64));
+    assert_eq!((layout.step(20 * 64, 2000), layout.step(20 * 64, 100)), (24 * 64, 21 * 64 + 36));
 }
 
 #[test]

@@ -12,7 +12,9 @@ import sys
 
 import mlx.core as mx
 import numpy as np
-from formulas import BF16, E2M1, E4M3, E4M3_FNUZ, E5M2, E5M2_FNUZ, E8M0, F16, F32, difference, f32, numbers, write
+from formulas import (
+    BF16, E2M1, E4M3, E4M3_FNUZ, E5M2, E5M2_FNUZ, E8M0, F16, F32, HQQ_PACKINGS, difference, f32, numbers, write,
+)
 
 KINDS = ["no rows", "no columns", "least", "small", "small", "wide", "tall"]
 
@@ -343,6 +345,60 @@ def mlx(r):
             "quantization": {"group_size": size, "bits": bits, "mode": mode}}
 
 
+def hqq(r):
+    for bits, packing in [(8, "8bit_u8"), (6, "8bit_u8"), (5, "8bit_u8"), (4, "4bit_u8"), (3, "3bit_32"), (2, "2bit_u8"),
+                          (1.58, "2bit_u8"), (1, "1bit_u8"), (4, None), (8, None)]:
+        for axis, size in [(0, 8), (0, 64), (0, None), (1, 8), (1, 64), (1, 24), (1, None), (1, 0)]:
+            # All parts of the rows are equal, except with codes of 3 bits.
+            below = 1 if packing == "3bit_32" else 8
+            rows, cols = shape = r.shape(max(below, size or 1), 1) if axis == 0 else r.shape(below, size or 1)
+            grouped = (rows, cols)
+            if size:
+                grouped = (size, rows * cols // size) if axis == 0 else (rows * cols // size, size)
+            one = [(), (1, 1)][r.below(2)]
+            of_scales = one if size == 0 else (1, grouped[1]) if axis == 0 else (grouped[0], 1)
+            tensors = {"m.W_q": hqq_codes(r, packing, *grouped), "m.scale": r.wide(*of_scales),
+                       "m.zero": r.wide(*of_scales), "m.shape": np.array(shape, np.int64),
+                       "m.nbits": np.array(bits, F32 if bits == 1.58 else np.int32),
+                       "m.axis": np.array(axis, np.int32), "m.channel_wise": np.array(size != 0, np.uint8),
+                       "m.quant_zero": np.array(0, np.uint8), "m.compute_dtype": letters("torch.float16")}
+            if size is not None:
+                # A scale for the whole weight has no groups.
+                tensors["m.group_size"] = np.array(size or 64, np.int32)
+            if packing:
+                tensors["m.packing"] = letters(packing)
+                dtype = r.pick(F32, F16, BF16)
+                octets = tensors["m.W_q"].shape[1] * tensors["m.W_q"].itemsize
+                if r.below(3) == 0 and octets % np.dtype(dtype).itemsize == 0:
+                    shape = tensors["m.W_q"].shape[0], octets // np.dtype(dtype).itemsize
+                    tensors["m.W_q"] = np.frombuffer(tensors["m.W_q"].tobytes(), dtype).reshape(shape)
+                    tensors["m.view_as_float"] = np.array(1, np.uint8)
+            yield "hqq_", tensors, r.pick(None, quantization("hqq"))
+
+
+def aqlm(r):
+    for count, bits, height, width in [(1, 8, 1, 8), (2, 8, 1, 8), (4, 8, 2, 8), (1, 9, 2, 4), (1, 12, 1, 8), (3, 5, 1, 1),
+                                       (8, 8, 1, 32), (2, 1, 3, 5), (1, 16, 1, 1)]:
+        rows, cols = r.shape(height, width)
+        shape, dtype = (rows // height, cols // width, count), np.int8 if bits <= 8 else np.int16
+        tensors = {"m.codes": r.codes(dtype, *shape), "m.codebooks": r.wide(count, 2**bits, height, width),
+                   "m.scales": r.wide(shape[0], 1, 1, 1)}
+        tensors["m.codebooks"].reshape(-1)[:3] = [0, -0.0, 1]
+        yield "aqlm_", tensors, r.pick(None, quantization(
+            "aqlm", num_codebooks=count, nbits_per_codebook=bits, in_group_size=width, out_group_size=height))
+
+
+def hqq_codes(r, packing, rows, cols):
+    if packing is None:
+        return r.scales(r.pick(F32, F16, BF16), rows, cols)
+    number = HQQ_PACKINGS[packing][0]
+    return r.words(-(-rows // number), cols) if number == 10 else r.octets(-(-rows // number), cols)
+
+
+def letters(word):
+    return np.frombuffer(word.encode(), np.uint8)
+
+
 def compare_with_mlx(tensors, config, expected):
     """Compares the numbers of MLX, which has no empty arrays and takes the E8M0 code of NaN for a power of two."""
     if expected.size == 0:
@@ -359,7 +415,7 @@ def compare_with_mlx(tensors, config, expected):
     assert not wrong, f"MLX, {config}: {wrong}"
 
 
-SCHEMES = [fp8, int8, mx_floats, nvfp4, packed, int4_pairs, awq, gptq, bnb, mlx, slm1]
+SCHEMES = [fp8, int8, mx_floats, nvfp4, packed, int4_pairs, awq, gptq, bnb, mlx, slm1, hqq, aqlm]
 
 
 def make(seed, large):

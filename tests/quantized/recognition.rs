@@ -1,20 +1,22 @@
 //! What is recognised and what is not, and the warnings.
 
 use crate::cases::{File, Tensor, cases};
+use crate::hostile;
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
-use std::cell::Cell;
-use std::collections::HashMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, HashMap};
 use weightfs::codec::quantized::{LayoutDecoder, QuantizedPart};
 use weightfs::model::quantization::{
-    self, CONTENTS_MAX, QuantizationConfig, RecognisedWeights, SCHEMES, SiteTensor, StoredTensors, parse_config,
-    recognise_weights, wanted,
+    self, CONTENTS_COUNT_MAX, CONTENTS_MAX, QuantizationConfig, RecognisedWeights, SCHEMES, SiteTensor, StoredTensors,
+    parse_config, recognise_weights, wanted,
 };
 
 fn size(dtype: &str) -> u64 {
     match dtype {
         "F32" | "I32" | "U32" => 4,
-        "F16" | "BF16" => 2,
+        "F16" | "BF16" | "I16" => 2,
         "I64" => 8,
         _ => 1,
     }
@@ -153,8 +155,8 @@ fn part_of_a_wrong_shape_is_refused() {
 
 #[test]
 fn unknown_methods_and_formats_are_reported() {
-    let config = json!({"quantization_config": {"quant_method": "spqr"}});
-    assert_eq!(warning(&[], config), "a quantization method that is not known (spqr)");
+    let config = json!({"quantization_config": {"quant_method": "eetq"}});
+    assert_eq!(warning(&[], config), "a quantization method that is not known (eetq)");
     let config = json!({"quantization_config": {"quant_method": "compressed-tensors", "format": "marlin-24"}});
     assert_eq!(warning(&[], config), "a format of compressed-tensors that is not known (marlin-24)");
     let config = json!({"quantization_config": {"quant_method": "gptq", "checkpoint_format": "marlin"}});
@@ -215,18 +217,15 @@ fn scales_without_a_scheme_are_reported_once() {
         ("m.weight", "m.scale"),
         ("m.B", "m.s"),
         ("m.qweight", "m.wscales"),
-        ("m.q_weight", "m.q_scale"),
-        ("m.trellis", "m.suh"),
-        ("m.indices", "m.weight_scale"),
-        ("m.Qidxs", "m.Wscale"),
         ("m.weight.compressed", "m.weight.bitmask"),
     ];
     for (values, scales) in pairs {
         let expected = format!("scales of no known scheme ({scales}), such as \"{values}\"");
         assert_eq!(warning(&[(values, "I32", &[4, 4]), (scales, "BF16", &[4, 1])], json!({})), expected);
         assert!(may_be_quantized(&[(values, "I32"), (scales, "BF16")]), "{values}");
-        // Tensors of ordinary types are no codes, except for those of sparse weights.
-        assert_eq!(may_be_quantized(&[(values, "F16"), (scales, "BF16")]), values.ends_with(".compressed"), "{values}");
+        // Tensors of ordinary types are no codes, except for those of sparse weights, and some of HQQ.
+        let may_be_float = values.ends_with(".compressed") || values.ends_with(".W_q");
+        assert_eq!(may_be_quantized(&[(values, "F16"), (scales, "BF16")]), may_be_float, "{values}");
         if values.ends_with(".compressed") {
             continue;
         }
@@ -241,6 +240,30 @@ fn scales_without_a_scheme_are_reported_once() {
         .collect();
     let expected = "scales of no known scheme (0.weight_scale), such as \"0.weight\", 50 tensors";
     assert_eq!(warning(&many, json!({})), expected);
+}
+
+/// Such weights are named with their scheme: by their tensors or, if these have other names, by the configuration.
+#[test]
+fn schemes_that_are_not_decoded_are_named() {
+    let schemes = [
+        ("m.q_weight", "m.q_scale", "exl2", "EXL2"),
+        ("m.trellis", "m.suh", "exl3", "EXL3"),
+        ("m.trellis", "m.su", "exl3", "EXL3"),
+        ("m.Qidxs", "m.Wscale", "quip", "QuIP#"),
+        ("m.dense_weights", "m.row_offsets", "spqr", "SpQR"),
+        ("m.indices", "m.weight_scale", "vptq", "VPTQ"),
+    ];
+    for (values, scales, method, scheme) in schemes {
+        let config = json!({"quantization_config": {"quant_method": method}});
+        for config in [config.clone(), json!({})] {
+            let expected =
+                format!("{scheme}: a scheme that is recognised, not dequantized ({scales}), such as \"{values}\"");
+            assert_eq!(warning(&[(values, "I16", &[4, 4]), (scales, "F16", &[4])], config), expected);
+        }
+        let expected = format!("{scheme}: a scheme that is recognised, not dequantized ({method})");
+        assert_eq!(warning(&[("m.other", "I16", &[4, 4])], config), expected);
+        assert!(may_be_quantized(&[(values, "I16"), (scales, "F16")]), "{values}");
+    }
 }
 
 /// llama.cpp multiplies by such scales, which weightfs does not.
@@ -278,6 +301,19 @@ fn codes_without_scales_are_reported() {
         assert_eq!(warning(&[(name, "U8", &[4, 16])], config.clone()), expected);
         assert!(found(&[(name, "U8", &[4, 16])], json!({})).1.warnings.is_empty(), "{name}");
     }
+    // Codes of AQLM and, in the dtype of floats, of HQQ.
+    let expected = "codes without scales (I16), such as \"m.codes\"";
+    let codes: (&str, &str, &[u64]) = ("m.codes", "I16", &[4, 4, 1]);
+    assert_eq!(warning(&[codes, ("m.codebooks", "F16", &[1, 512, 1, 8])], json!({})), expected);
+    assert!(may_be_quantized(&[("m.codes", "I16"), ("m.codebooks", "F16")]));
+    assert_eq!(warning(&[codes], json!({"quantization_config": {"quant_method": "aqlm"}})), expected);
+    assert!(found(&[codes], json!({})).1.warnings.is_empty());
+    for beside in ["m.nbits", "m.packing"] {
+        let expected = "codes without scales (F16), such as \"m.W_q\"";
+        assert_eq!(warning(&[("m.W_q", "F16", &[4, 4]), (beside, "U8", &[1])], json!({})), expected);
+        assert!(may_be_quantized(&[("m.W_q", "F16"), (beside, "U8")]));
+    }
+    assert!(found(&[("m.W_q", "F16", &[4, 4])], json!({})).1.warnings.is_empty());
     // Without a configuration these are ordinary numbers.
     assert!(found(&[("m.weight", "F8_E4M3", &[4, 4])], json!({})).1.warnings.is_empty());
 }
@@ -627,6 +663,11 @@ fn summaries_name_the_parameters() {
         ("bnb_nf4_nested", "bitsandbytes 4-bit: NF4, groups of 64, nested"),
         ("modelopt_int4", "ModelOpt INT4: INT4, groups of 32, smoothed for the activations"),
         ("mlx_3_64", "MLX: INT3, groups of 64, asymmetric"),
+        ("aqlm_2x8_1x8", "AQLM: 2x8, a scale per row"),
+        ("aqlm_1x8_2x4", "AQLM: 1x8, blocks of 2 x 128"),
+        ("hqq_3_axis0_64", "HQQ: INT3, groups of 64, asymmetric"),
+        ("hqq_5_axis1_channel", "HQQ: INT5, a scale per row, asymmetric"),
+        ("hqq_4_axis0_channel", "HQQ: INT4, a scale per column, asymmetric"),
     ];
     let cases = cases();
     for (name, expected) in expected {
@@ -687,6 +728,8 @@ fn only_small_descriptions_beside_codes_are_read() {
         ("m.comfy_quant", "m.weight", 4096),
         ("m.weight.quant_state.bitsandbytes__nf4", "m.weight", 4096),
         ("m.quant_state.bitsandbytes__fp4", "m", 4096),
+        ("m.shape", "m.W_q", 16),
+        ("m.packing", "m.W_q", 32),
     ];
     for (name, codes, max) in kinds {
         assert_eq!(named(&[(codes, 1 << 40), (name, max)]), Ok(vec![1]), "{name}");
@@ -694,17 +737,20 @@ fn only_small_descriptions_beside_codes_are_read() {
         assert_eq!(named(&[("m.other", 1), (name, max)]), Ok(vec![]), "{name}");
     }
     let most = CONTENTS_MAX / 4096;
-    let many = |count: u64| {
+    let many = |count: u64, bytes: u64| {
         let tensors = ListedTensors {
             count: count as usize,
-            tensor: &|index| SiteTensor { index, name: "m.comfy_quant", dtype: "U8", shape: &[], bytes: 4096 },
+            tensor: &|index| SiteTensor { index, name: "m.comfy_quant", dtype: "U8", shape: &[], bytes },
             find: &|_| Some(0),
         };
         wanted(&tensors).map_err(|warnings| warnings[0].to_string())
     };
-    assert_eq!(many(most).map(|wanted| wanted.len() as u64), Ok(most));
+    assert_eq!(many(most, 4096).map(|wanted| wanted.len() as u64), Ok(most));
     let expected = "descriptions of weights that are too large (more than 64 MiB), such as \"m.comfy_quant\"";
-    assert_eq!(many(most + 1), Err(expected.to_owned()));
+    assert_eq!(many(most + 1, 4096), Err(expected.to_owned()));
+    let expected =
+        format!("too many descriptions of weights (more than {CONTENTS_COUNT_MAX}), such as \"m.comfy_quant\"");
+    assert_eq!(many(CONTENTS_COUNT_MAX as u64 + 1, 1), Err(expected));
 }
 
 #[test]
@@ -781,12 +827,21 @@ fn tensors() -> impl Strategy<Value = Vec<Tensor>> {
         ".nested_quant_map",
         ".quant_state.bitsandbytes__nf4",
         ".weight_format",
+        ".codebooks",
+        ".zero",
+        ".nbits",
+        ".group_size",
+        ".axis",
+        ".shape",
+        ".packing",
+        ".view_as_float",
     ];
     let endings: Vec<&'static str> = endings.into_iter().chain(more).collect();
-    let dtypes = vec!["F4", "F8_E4M3", "F8_E5M2", "U8", "I8", "I32", "U32", "F32", "BF16", "F16", "F8_E8M0", "I64"];
+    let dtypes =
+        vec!["F4", "F8_E4M3", "F8_E5M2", "U8", "I8", "I16", "I32", "U32", "F32", "BF16", "F16", "F8_E8M0", "I64"];
     let dim = prop_oneof![4 => prop::sample::select(vec![0u64, 1, 2, 4, 8, 16, 32, 64]), 1 => 0u64..20];
     let shape = prop_oneof![
-        20 => prop::collection::vec(dim, 0..4),
+        20 => prop::collection::vec(dim, 0..5),
         1 => Just(vec![0, u64::MAX]),
         1 => Just(vec![u64::MAX - 1, 0]),
     ];
@@ -795,30 +850,51 @@ fn tensors() -> impl Strategy<Value = Vec<Tensor>> {
         Just(br#"{"format":"nvfp4"}"#.to_vec()),
         Just(br#"{"quant_type":"nf4","blocksize":64,"shape":[8,16],"nested_blocksize":256}"#.to_vec()),
         (any::<i64>(), 0i64..65).prop_map(|(a, b)| [(a % 65).to_le_bytes(), b.to_le_bytes()].concat()),
+        prop::sample::select(vec!["4bit_u8", "3bit_32", "1bit_u8"]).prop_map(|packing| packing.into()),
+        (0i32..9).prop_map(|number| number.to_le_bytes().to_vec()),
         prop::collection::vec(any::<u8>(), 0..40),
     ];
     let one = (prop::sample::select(endings), prop::sample::select(dtypes), shape, contents);
-    prop::collection::vec(one, 0..10).prop_map(|list| {
-        let tensor = |(ending, dtype, shape, contents): (&str, &str, Vec<u64>, Vec<u8>)| {
-            let mut tensor = tensor(&format!("m{ending}"), dtype, &shape);
-            for (at, byte) in tensor.data.iter_mut().enumerate() {
-                *byte = contents.get(at).copied().unwrap_or(at as u8);
-            }
-            tensor
-        };
-        list.into_iter().map(tensor).collect()
-    })
+    let any = prop::collection::vec(one.clone(), 0..10);
+    let any = any.prop_map(|list| list.into_iter().map(filled).collect());
+    // Weights that are rarely found by chance, with up to two other tensors.
+    let sound = prop::sample::select(vec![hostile::hqq(), hostile::aqlm()]);
+    let changed = (sound, prop::collection::vec((any_index(), one), 0..3)).prop_map(|(mut tensors, others)| {
+        for (at, other) in others {
+            let (at, mut other) = (at.index(tensors.len()), filled(other));
+            other.name.clone_from(&tensors[at].name);
+            tensors[at] = other;
+        }
+        tensors
+    });
+    prop_oneof![4 => any, 1 => changed]
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4000))]
+fn any_index() -> impl Strategy<Value = prop::sample::Index> {
+    any::<prop::sample::Index>()
+}
 
-    #[test]
-    fn whatever_is_recognised_can_be_decoded(tensors in tensors(), bits in 0u64..10, group in 0u64..40) {
-        let config = json!({"quantization_config": {"bits": bits, "group_size": group, "weight_block_size": [group, 8]}});
+/// A tensor whose name has an ending. Its data begins with `contents`.
+fn filled((ending, dtype, shape, contents): (&str, &str, Vec<u64>, Vec<u8>)) -> Tensor {
+    let mut tensor = tensor(&format!("m{ending}"), dtype, &shape);
+    for (at, byte) in tensor.data.iter_mut().enumerate() {
+        *byte = contents.get(at).copied().unwrap_or(at as u8);
+    }
+    tensor
+}
+
+#[test]
+fn whatever_is_recognised_can_be_decoded() {
+    let seen = RefCell::new(BTreeSet::new());
+    let mut runner = TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(4000) });
+    let all = (tensors(), 0u64..10, 0u64..40);
+    let run = runner.run(&all, |(tensors, bits, group)| {
+        let config =
+            json!({"quantization_config": {"bits": bits, "group_size": group, "weight_block_size": [group, 8]}});
         let file = File::new(tensors);
         let recognised = file.recognise(&QuantizationConfig::new(Some(&config), None));
         for weight in &recognised.weights {
+            seen.borrow_mut().insert(weight.class.scheme);
             let elements = weight.class.elements();
             let expected = weight.class.shape.iter().fold(1, |product: u64, dim| product.saturating_mul(*dim));
             prop_assert_eq!(elements, if weight.class.shape.contains(&0) { 0 } else { expected });
@@ -827,8 +903,14 @@ proptest! {
             let part = elements / 3..elements - elements / 4;
             let found = file.decode(weight, &part, &part);
             let expected = &whole[part.start as usize..part.end as usize];
-            prop_assert!(found.iter().zip(expected).all(|(found, expected)| crate::cases::is_same(*found, *expected, true)));
+            prop_assert!(
+                found.iter().zip(expected).all(|(found, expected)| crate::cases::is_same(*found, *expected, true))
+            );
             prop_assert!(!weight.class.summary().is_empty());
         }
-    }
+        Ok(())
+    });
+    run.unwrap_or_else(|error| panic!("{error}"));
+    let seen = seen.into_inner();
+    assert!(seen.contains("HQQ") && seen.contains("AQLM"), "{seen:?}");
 }

@@ -517,6 +517,57 @@ def mlx():
              "mlx dequantize", {"quantization": {"group_size": group, "bits": bits, "mode": mode}})
 
 
+# HQQ.
+
+
+def hqq():
+    from hqq.core.quantize import Quantizer
+    from hqq.core.utils import encode_safetensor_type
+
+    for bits, axis, size, dtype, view in [
+        (8, 1, 64, F16, False), (6, 0, 32, F32, False), (5, 1, None, BF16, False), (4, 1, 64, F16, False),
+        (4, 0, 64, BF16, True), (3, 1, 32, F32, False), (3, 0, 64, F16, False), (2, 1, 16, F16, True),
+        (1.58, 1, 64, F32, False), (1, 0, 8, F16, False), (4, 0, None, F32, False),
+    ]:
+        stored, meta = Quantizer.quantize(
+            weights(24, 128), nbits=bits, group_size=size, axis=axis, compute_dtype=dtype, view_as_float=view,
+            device="cpu")
+        for name in ["scale", "zero"]:
+            meta[name] = meta[name].to(dtype)
+        # In float32, as the scales were before they were stored.
+        wide = {**meta, "compute_dtype": F32, "scale": meta["scale"].to(F32), "zero": meta["zero"].to(F32)}
+        result = Quantizer.dequantize(stored, wide)
+        tensors = {"m.W_q": stored, "m.bias": scales(24)}
+        for key, value in meta.items():
+            if value is not None:
+                tensors[f"m.{key}"] = encode_safetensor_type(value)
+        name = f"hqq_{bits}_axis{axis}_{size or 'channel'}{'_view' if view else ''}"
+        case(name, tensors, {"m.weight": result}, "hqq Quantizer.dequantize", {"quantization_config": {
+            "quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": bits, "group_size": size}}}})
+
+
+# AQLM.
+
+
+def aqlm():
+    from aqlm.utils import _dequantize_weight, pack_int_data, unpack_int_data
+
+    # Codebooks of 16 bits, the usual ones, have 1 MiB.
+    for count, bits, height, width, large in [
+        (1, 10, 1, 8, False), (2, 8, 1, 8, False), (4, 8, 1, 8, False), (1, 8, 2, 4, False), (1, 16, 1, 8, True),
+    ]:
+        numbers = torch.randint(0, 2**bits, (16 // height, 128 // width, count), generator=GENERATOR)
+        codes = pack_int_data(numbers, bits)
+        books = (torch.randn(count, 2**bits, height, width, generator=GENERATOR) * 0.1).to(F16)
+        books.view(-1)[0] = -0.0
+        scale = scales(16 // height, 1, 1, 1, dtype=F16)
+        result = _dequantize_weight(unpack_int_data(codes, bits), books.to(F32), scale.to(F32))
+        case(f"aqlm_{count}x{bits}_{height}x{width}", {"m.codes": codes, "m.codebooks": books, "m.scales": scale},
+             {"m.weight": result}, "aqlm _dequantize_weight", {"quantization_config": {
+                 "quant_method": "aqlm", "num_codebooks": count, "nbits_per_codebook": bits, "in_group_size": width,
+                 "out_group_size": height}}, large=large)
+
+
 # Formulas without a library that runs here.
 
 
@@ -569,7 +620,8 @@ if __name__ == "__main__":
     ct_fp8_blocks("fp8_block_bf16", (72, 50), (32, 32), BF16)
     ct_fp8_blocks("fp8_block_e8m0", (72, 50), (32, 32), "E8M0")
     ct_fp8_blocks("fp8_block_large", (576, 300), (128, 128), F32, large=True)
-    for function in [ct_float, ct_int8, ct_packed, ct_fp4, gpt_oss, modelopt, comfy, awq, gptq, bitsandbytes, mlx, formulas]:
+    for function in [ct_float, ct_int8, ct_packed, ct_fp4, gpt_oss, modelopt, comfy, awq, gptq, bitsandbytes, mlx,
+                     formulas, hqq, aqlm]:
         function()
     save_file(TENSORS, OUT, metadata={"cases": json.dumps(CASES)})
     print(len(CASES), "cases")

@@ -6,10 +6,10 @@ use super::layout::{
     ScaleGrid, ScaleType, ZeroPoints,
 };
 use super::needs::ByteRuns;
-use super::numbers::CodeDecoder;
+use super::numbers::{CodeDecoder, widen};
 use super::{Bf16, F32, fp8};
 use crate::codec::bf16;
-use crate::codec::elements::{E4M3, E8M0, widen_f16};
+use crate::codec::elements::{E4M3, E8M0};
 use std::ops::Range;
 
 /// A decoder for a layout that has been checked against the sizes of the parts.
@@ -271,7 +271,10 @@ impl<'p> DecodePass<'p> {
         let (codes, bytes) = packing.unit();
         let skipped = (cols.start % codes) as usize;
         match packing {
-            CodePacking::Stream { .. } | CodePacking::Words { .. } | CodePacking::HighFirst { .. } => {
+            CodePacking::Stream { .. }
+            | CodePacking::Words { .. }
+            | CodePacking::HighFirst { .. }
+            | CodePacking::Numbers { .. } => {
                 self.codes.decode_from(packing, self.bytes(row, &cols), skipped, out);
             }
             CodePacking::RowPairs => {
@@ -295,6 +298,17 @@ impl<'p> DecodePass<'p> {
                 let from = (cols.start - self.copied.words.start) as usize * 4;
                 let words = &self.copied.bytes[from..from + out.len() * 4];
                 self.codes.nibbles_of_words(words, INTERLEAVED[row as usize % 8] * 4, out);
+            }
+            CodePacking::Codebooks(books) => {
+                let from = runs.place(books.offset(row, cols.start, self.layout.cols));
+                books.decode(&values[from..], self.parts[QuantizedPart::Map as usize], row, cols, out);
+            }
+            CodePacking::RowParts { .. } => {
+                if let Some(parts) = self.layout.row_parts() {
+                    let from = runs.place((row % parts.rows * self.layout.cols + cols.start) * parts.word);
+                    let words = &values[from..from + out.len() * parts.word as usize];
+                    self.codes.fields(words, parts.shift(row), out);
+                }
             }
         }
     }
@@ -424,6 +438,11 @@ impl<'p> DecodePass<'p> {
                     operands.other = f32::from(bytes[at * step] as i8);
                 }
             }
+            ZeroPoints::Numbers(number) => {
+                let (bytes, step, _) = self.strided(QuantizedPart::Zeros, number.bytes(), matrix, row, group);
+                let count = operands.len();
+                widen(number, bytes, step, |at, value| operands[at].other = value, count);
+            }
             ZeroPoints::Packed { bits, along, across, interleaved, add, offset } => {
                 let row = if interleaved { row / 8 * 8 + u64::from(INTERLEAVED[row as usize % 8]) } else { row };
                 let (word, shift) = (row * u64::from(bits) / 32, row * u64::from(bits) % 32);
@@ -458,26 +477,5 @@ fn transpose<'s>(stored: impl Iterator<Item = &'s [u8]>, row_bytes: usize, rows:
         for (row, word) in words.as_chunks::<4>().0.iter().enumerate() {
             rows[row * row_bytes + at * 4..][..4].copy_from_slice(word);
         }
-    }
-}
-
-/// Passes `count` numbers to `take`. They are `step` bytes apart.
-#[inline(always)]
-pub(super) fn widen(real: ScaleType, bytes: &[u8], step: usize, mut take: impl FnMut(usize, f32), count: usize) {
-    macro_rules! each {
-        ($width:literal, $widen:expr) => {
-            for at in 0..count {
-                let Some(bytes) = bytes[at * step..].first_chunk::<$width>() else { return };
-                take(at, $widen(*bytes));
-            }
-        };
-    }
-    match real {
-        ScaleType::F32 => each!(4, f32::from_le_bytes),
-        ScaleType::F16 => each!(2, |bytes| widen_f16(u16::from_le_bytes(bytes))),
-        ScaleType::Bf16 => each!(2, |bytes| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)),
-        ScaleType::E8M0 => each!(1, |[code]: [u8; 1]| E8M0[usize::from(code)]),
-        ScaleType::E4M3 => each!(1, |[code]: [u8; 1]| E4M3[usize::from(code)]),
-        ScaleType::Nested { .. } => {}
     }
 }

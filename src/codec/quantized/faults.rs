@@ -1,7 +1,7 @@
 //! Faults of companions: scales that are zero or not finite, and groups that do not exist.
 
-use super::decode::widen;
 use super::layout::ScaleType;
+use super::numbers::widen;
 
 /// Counts of suspicious numbers in a companion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -39,7 +39,24 @@ impl GatheredParts {
     }
 
     pub fn decode(&self, decoder: &LayoutDecoder, range: &Range<u64>, out: DecodedOutput) -> Result<(), SizeMismatch> {
-        decoder.decode_needed(&self.held, self.needs, &self.parts.each_ref().map(Vec::as_slice), range, out)
+        self.decode_with(&Self::default(), decoder, range, out)
+    }
+
+    /// Decodes with the parts that are kept in `shared` instead, for all ranges.
+    pub fn decode_with(
+        &self,
+        shared: &Self,
+        decoder: &LayoutDecoder,
+        range: &Range<u64>,
+        out: DecodedOutput,
+    ) -> Result<(), SizeMismatch> {
+        let (mut needs, mut parts) = (self.needs, self.parts.each_ref().map(Vec::as_slice));
+        for part in QuantizedPart::ALL.map(|part| part as usize) {
+            if shared.needs[part].count > 0 {
+                (needs[part], parts[part]) = (shared.needs[part], &shared.parts[part]);
+            }
+        }
+        decoder.decode_needed(&self.held, needs, &parts, range, out)
     }
 }
 

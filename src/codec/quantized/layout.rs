@@ -68,7 +68,7 @@ pub struct QuantizedLayout {
 }
 
 /// The packing of codes into the bytes of a row. Bits are counted from the lowest one, and words are little-endian.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum CodePacking {
     /// The codes of a row are a stream of bits. A row takes `row_bytes` bytes.
     Stream { bits: u32, row_bytes: u64 },
@@ -84,27 +84,105 @@ pub enum CodePacking {
     /// The matrix is transposed: a 32-bit word has a 4-bit code of each of eight rows, in the order 0, 2, 4, 6, 1, 3,
     /// 5, 7. The words of a column are a row of the stored matrix. There is one matrix only.
     Across,
+    /// The rows are in equal parts. A byte has the codes of one row of each part, the first part in the highest bits;
+    /// with codes of 3 bits, a 32-bit word has those of ten parts in its lower 30 bits, and the last part may have
+    /// fewer rows. There is one matrix only.
+    RowParts { bits: u32 },
+    /// Numbers of this type instead of codes. A row takes `row_bytes` bytes.
+    Numbers { number: ScaleType, row_bytes: u64 },
+    /// Indices into codebooks. There is one matrix only.
+    Codebooks(Codebooks),
 }
 
 impl CodePacking {
     pub fn bits(self) -> u32 {
         match self {
-            Self::Stream { bits, .. } | Self::Words { bits, .. } | Self::Down { bits } => bits,
+            Self::Stream { bits, .. } | Self::Words { bits, .. } | Self::Down { bits } | Self::RowParts { bits } => {
+                bits
+            }
             Self::HighFirst { .. } | Self::RowPairs | Self::Across => 4,
+            Self::Numbers { number, .. } => number.bytes() as u32 * 8,
+            Self::Codebooks(Codebooks { bits, .. }) => bits,
         }
     }
 
     /// Distance of the rows in bytes; 0 if several rows share bytes.
     pub(super) fn row_bytes(self) -> u64 {
         match self {
-            Self::Stream { row_bytes, .. } | Self::Words { row_bytes, .. } | Self::HighFirst { row_bytes } => row_bytes,
-            Self::RowPairs | Self::Down { .. } | Self::Across => 0,
+            Self::Stream { row_bytes, .. }
+            | Self::Words { row_bytes, .. }
+            | Self::HighFirst { row_bytes }
+            | Self::Numbers { row_bytes, .. } => row_bytes,
+            Self::RowPairs | Self::Down { .. } | Self::Across | Self::RowParts { .. } | Self::Codebooks(_) => 0,
         }
     }
 
     /// Whether a row of the matrix is spread over the whole tensor.
     pub fn is_transposed(self) -> bool {
         matches!(self, Self::Down { .. } | Self::Across)
+    }
+
+    /// Whether neighbouring rows need the same bytes, so that a window of rows is read at once and kept.
+    pub fn has_windows(self) -> bool {
+        self.is_transposed() || matches!(self, Self::Codebooks(_))
+    }
+}
+
+/// Codebooks and the codes for them. The codes of a block are next to each other, and the blocks follow each other row
+/// by row. [`QuantizedPart::Map`] has the codebooks: each has an entry for each code, of `block` numbers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Codebooks {
+    pub count: u64,
+    /// Width of a code. Codes take 1 byte, or 2 if they are wider.
+    pub bits: u32,
+    /// Rows and columns of a block.
+    pub block: [u64; 2],
+    pub number: ScaleType,
+}
+
+/// Maximum size of the codebooks of a weight in bytes. It bounds memory, because they are read as a whole. Those of the
+/// usual models have at most 2 MiB.
+const CODEBOOKS_MAX: u64 = 8 << 20;
+
+/// Maximum number of codebooks of a weight. It bounds the codes of an element, which has one of each codebook. The
+/// usual models have at most 8.
+const COUNT_MAX: u64 = 64;
+
+/// Maximum size of the codes of a row of blocks in bytes. It bounds memory.
+const ROW_MAX: u64 = 4 << 20;
+
+impl Codebooks {
+    pub(super) fn code_bytes(&self) -> u64 {
+        if self.bits > 8 { 2 } else { 1 }
+    }
+
+    pub(super) fn row_bytes(&self, cols: u64) -> u64 {
+        (cols / self.block[1]).saturating_mul(self.count).saturating_mul(self.code_bytes())
+    }
+
+    /// The minimum sizes of the codes and of the codebooks in bytes. Fails with a reason if a matrix of this size
+    /// cannot have such codes.
+    fn required(&self, rows: u64, cols: u64) -> Result<[u64; 2], &'static str> {
+        let [height, width] = self.block;
+        if !(1..=COUNT_MAX).contains(&self.count) {
+            return Err("no codebooks, or more than 64");
+        }
+        if !(1..=16).contains(&self.bits) {
+            return Err("codes for codebooks that are not 1 to 16 bits wide");
+        }
+        let entries = self.count << self.bits;
+        let books = entries.checked_mul(height).and_then(|numbers| numbers.checked_mul(width));
+        let books = books.and_then(|numbers| numbers.checked_mul(self.number.bytes()));
+        match books {
+            Some(1..=CODEBOOKS_MAX) if self.number.is_plain() => {}
+            _ => return Err("codebooks that are empty, or larger than 8 MiB"),
+        }
+        if !rows.is_multiple_of(height) || !cols.is_multiple_of(width) {
+            return Err("a matrix that blocks do not fill");
+        }
+        let row = self.row_bytes(cols);
+        let codes = (rows / height).checked_mul(row).filter(|_| row <= ROW_MAX);
+        Ok([codes.ok_or("more than 4 MiB of codes in a row")?, books.unwrap_or_default()])
     }
 }
 
@@ -128,6 +206,8 @@ pub enum CodeNumber {
     E5M2Fnuz,
     /// An index into [`QuantizedPart::Map`], 16 float32 numbers. The codes have 4 bits.
     Map,
+    /// What the packing says, which has no codes of integers.
+    Packed,
 }
 
 /// The place of the scale of an element, as an index into the scales.
@@ -198,6 +278,41 @@ impl ScaleType {
             Self::E8M0 | Self::E4M3 | Self::Nested { .. } => 1,
         }
     }
+
+    /// Whether the numbers are stored, and not codes of numbers.
+    pub(super) fn is_plain(self) -> bool {
+        !matches!(self, Self::Nested { .. })
+    }
+}
+
+/// The parts of [`CodePacking::RowParts`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowParts {
+    pub count: u64,
+    /// Number of rows of a part, which is also that of the stored matrix.
+    pub rows: u64,
+    /// Size in bytes of what has a code of each part.
+    pub word: u64,
+    bits: u32,
+}
+
+impl RowParts {
+    /// `None` if the codes do not have 1 to 4 bits.
+    pub fn new(bits: u32, rows: u64) -> Option<Self> {
+        let (count, word) = match bits {
+            1 => (8, 1),
+            2 => (4, 1),
+            3 => (10, 4),
+            4 => (2, 1),
+            _ => return None,
+        };
+        Some(Self { count, rows: rows.div_ceil(count), word, bits })
+    }
+
+    /// The lowest bit of the codes of a row.
+    pub fn shift(&self, row: u64) -> u32 {
+        (self.count - 1).saturating_sub(row / self.rows) as u32 * self.bits
+    }
 }
 
 /// The effect of [`QuantizedPart::Global`], which is float32, on each scale before it is used.
@@ -217,11 +332,13 @@ pub enum GlobalScale {
 }
 
 /// The zero points: numbers that are subtracted from the codes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ZeroPoints {
     None,
     /// A signed byte for each scale, at the same place as the scale.
     Bytes,
+    /// A number of this type for each scale, at the same place as the scale.
+    Numbers(ScaleType),
     /// The zero points of a group are a stream of bits in 32-bit words, in the order of the rows of the matrix.
     Packed {
         /// Width of a zero point, from 1 to 8.
@@ -288,7 +405,14 @@ impl QuantizedLayout {
         let mut required = [0; QuantizedPart::COUNT];
         ensure(!self.packing.is_transposed() || cols <= TRANSPOSED_MAX, "a transposed matrix with too many columns")?;
         ensure(!self.group_index || cols <= INDEX_MAX, "a group index of too many columns")?;
-        required[QuantizedPart::Values as usize] = self.required_values(all_rows)?;
+        if let CodePacking::Codebooks(books) = self.packing {
+            ensure(batch == 1 && self.number == CodeNumber::Packed, "codebooks for several matrices")?;
+            let [codes, numbers] = books.required(rows, cols)?;
+            required[QuantizedPart::Values as usize] = codes;
+            required[QuantizedPart::Map as usize] = numbers;
+        } else {
+            required[QuantizedPart::Values as usize] = self.required_values(all_rows)?;
+        }
         let scales = self.required_scales()?;
         required[QuantizedPart::Scales as usize] = scales.checked_mul(self.scale.bytes()).ok_or(TOO_LARGE)?;
         let is_scaled = self.formula == DequantizeFormula::Scale;
@@ -297,8 +421,7 @@ impl QuantizedLayout {
             "zero points or a group index that the formula does not use",
         )?;
         if self.formula == DequantizeFormula::ScaleThenAdd {
-            let is_plain = !matches!(self.bias, ScaleType::Nested { .. });
-            ensure(is_plain, "biases that are quantized")?;
+            ensure(self.bias.is_plain(), "biases that are quantized")?;
             required[QuantizedPart::Biases as usize] = scales.checked_mul(self.bias.bytes()).ok_or(TOO_LARGE)?;
         }
         if let ScaleType::Nested { block, .. } = self.scale {
@@ -324,12 +447,19 @@ impl QuantizedLayout {
 
     fn required_values(&self, all_rows: u64) -> Result<u64, &'static str> {
         let Self { batch, rows, cols, packing, .. } = *self;
+        if let CodePacking::Numbers { number, row_bytes } = packing {
+            let needed = cols.checked_mul(number.bytes()).ok_or(TOO_LARGE)?;
+            ensure(self.number == CodeNumber::Packed && number.is_plain(), "numbers that are codes")?;
+            ensure(needed <= row_bytes, "rows that overlap")?;
+            return all_rows.checked_mul(row_bytes).ok_or(TOO_LARGE);
+        }
         let bits = packing.bits();
         ensure((1..=8).contains(&bits), "codes that are not 1 to 8 bits wide")?;
         let width = match self.number {
             CodeNumber::Unsigned | CodeNumber::Signed | CodeNumber::Offset => bits,
             CodeNumber::E2M1 | CodeNumber::Map => 4,
             CodeNumber::E4M3 | CodeNumber::E5M2 | CodeNumber::E4M3Fnuz | CodeNumber::E5M2Fnuz => 8,
+            CodeNumber::Packed => 0,
         };
         ensure(bits == width, "codes whose width does not fit the type of their numbers")?;
         let needed = match packing {
@@ -357,6 +487,14 @@ impl QuantizedLayout {
                 ensure(batch == 1 && rows % 8 == 0, "several transposed matrices, or rows that fill no words")?;
                 Ok(rows / 8 * cols * 4)
             }
+            CodePacking::RowParts { bits } => {
+                let parts = RowParts::new(bits, rows).ok_or("rows in parts with codes of more than 4 bits")?;
+                let is_integer = matches!(self.number, CodeNumber::Unsigned | CodeNumber::Signed | CodeNumber::Offset);
+                ensure(batch == 1 && is_integer, "several matrices with rows in parts")?;
+                ensure(parts.word > 1 || rows.is_multiple_of(parts.count), "rows in parts that are not equal")?;
+                parts.rows.checked_mul(cols).and_then(|words| words.checked_mul(parts.word)).ok_or(TOO_LARGE)
+            }
+            CodePacking::Numbers { .. } | CodePacking::Codebooks(_) => Ok(0),
         }
     }
 
@@ -395,6 +533,10 @@ impl QuantizedLayout {
         match (self.zeros, self.grid) {
             (ZeroPoints::None, _) => Ok(0),
             (ZeroPoints::Bytes, ScaleGrid::Blocks { .. }) => Ok(scales),
+            (ZeroPoints::Numbers(number), ScaleGrid::Blocks { .. }) => {
+                ensure(number.is_plain(), "zero points that are quantized")?;
+                scales.checked_mul(number.bytes()).ok_or(TOO_LARGE)
+            }
             (ZeroPoints::Packed { bits, along, across, interleaved, .. }, ScaleGrid::Blocks { groups, .. }) => {
                 ensure((1..=8).contains(&bits) && self.batch == 1, "zero points that are not 1 to 8 bits wide")?;
                 ensure(

@@ -5,6 +5,7 @@
 //! bytes that are needed of each stored tensor, and [`LayoutDecoder::decode`] computes the elements. The results are
 //! those of the libraries that define the schemes, bit for bit: the same float32 operations in the same order.
 
+mod codebooks;
 mod decode;
 mod faults;
 mod fp8;
@@ -19,8 +20,8 @@ pub use decode::{DecodedOutput, LayoutDecoder, SizeMismatch};
 pub use faults::CompanionFaults;
 pub use gathered::GatheredParts;
 pub use layout::{
-    CodeNumber, CodePacking, DequantizeFormula, GlobalScale, Parts, QuantizedLayout, QuantizedPart, ScaleGrid,
-    ScaleType, ZeroPoints,
+    CodeNumber, CodePacking, Codebooks, DequantizeFormula, GlobalScale, Parts, QuantizedLayout, QuantizedPart,
+    ScaleGrid, ScaleType, ZeroPoints,
 };
 pub use needs::ByteRuns;
 

@@ -1,7 +1,8 @@
 //! Computes which bytes of the stored tensors a range of elements needs.
 
 use super::layout::{
-    CodeNumber, CodePacking, GlobalScale, Parts, QuantizedLayout, QuantizedPart, ScaleGrid, ScaleType, ZeroPoints,
+    CodeNumber, CodePacking, Codebooks, GlobalScale, Parts, QuantizedLayout, QuantizedPart, RowParts, ScaleGrid,
+    ScaleType, ZeroPoints,
 };
 use std::ops::Range;
 
@@ -69,10 +70,13 @@ const STRIP_MAX: u64 = 4 << 20;
 impl QuantizedLayout {
     /// The range of elements around `range` that should be read at once, because this touches hardly more pages than
     /// reading `range`. It is larger than `range` only for a transposed matrix: rows whose codes and scales are at most
-    /// 4 MiB, or eight rows.
+    /// 4 MiB, or eight rows; and for one with codebooks: rows whose codes are at most 256 KiB, or those of a block.
     pub fn window(&self, range: Range<u64>) -> Range<u64> {
-        if !self.packing.is_transposed() || range.is_empty() {
+        if !self.packing.has_windows() || range.is_empty() {
             return range;
+        }
+        if let CodePacking::Codebooks(books) = self.packing {
+            return self.whole_rows(&range, books.window(self.cols));
         }
         let bits = u64::from(self.packing.bits());
         let row_bytes = (self.cols * bits).div_ceil(8).max(1) + self.grid.groups() * (self.scale.bytes() + 1);
@@ -81,8 +85,13 @@ impl QuantizedLayout {
             _ => STRIP / 4,
         };
         let rows = rows.min(STRIP_MAX / row_bytes / 8 * 8).max(8);
+        self.whole_rows(&range, rows)
+    }
+
+    /// The elements around a range in groups of so many rows.
+    fn whole_rows(&self, range: &Range<u64>, rows: u64) -> Range<u64> {
         let first = range.start / self.cols / rows * rows;
-        let last = ((range.end - 1) / self.cols / rows + 1) * rows;
+        let last = ((range.end - 1) / self.cols / rows + 1).saturating_mul(rows);
         first * self.cols..last.min(self.rows) * self.cols
     }
 
@@ -102,6 +111,7 @@ impl QuantizedLayout {
         needs[QuantizedPart::Zeros as usize] = match self.zeros {
             ZeroPoints::None => ByteRuns::default(),
             ZeroPoints::Bytes => self.scales(&span, 1).0,
+            ZeroPoints::Numbers(number) => self.scales(&span, number.bytes()).0,
             ZeroPoints::Packed { .. } => self.zeros(&span),
         };
         if let ScaleType::Nested { block, .. } = self.scale {
@@ -122,20 +132,37 @@ impl QuantizedLayout {
         if self.number == CodeNumber::Map {
             needs[QuantizedPart::Map as usize] = ByteRuns::one(0..16 * 4);
         }
+        if let CodePacking::Codebooks(books) = self.packing {
+            needs[QuantizedPart::Map as usize] = books.bytes();
+        }
         needs
     }
 
     /// The end of the longest range from `start` on that has at most `count` elements and needs memory in proportion to
     /// them. A range over several rows needs the scales of whole rows, and one over several matrices those of whole
-    /// matrices.
+    /// matrices. It ends at the end of its part of [`CodePacking::RowParts`], because a range over two parts needs the
+    /// bytes of whole parts.
     pub fn step(&self, start: u64, count: u64) -> u64 {
         let matrix = self.rows.saturating_mul(self.cols);
-        let most = start.saturating_add(count).min(self.elements());
+        let most = start.saturating_add(count).min(self.part_end(start));
         match () {
             () if matrix == 0 || matrix <= count => most,
             () if self.cols <= count => most.min(end_of(start, matrix)),
             () => most.min(end_of(start, self.cols)),
         }
+    }
+
+    /// The end of the elements from `start` on whose rows are in the same part of [`CodePacking::RowParts`].
+    pub fn part_end(&self, start: u64) -> u64 {
+        match self.row_parts() {
+            Some(parts) if self.cols > 0 => end_of(start, parts.rows.saturating_mul(self.cols)).min(self.elements()),
+            _ => self.elements(),
+        }
+    }
+
+    pub(super) fn row_parts(&self) -> Option<RowParts> {
+        let CodePacking::RowParts { bits } = self.packing else { return None };
+        RowParts::new(bits, self.rows).filter(|parts| parts.rows > 0)
     }
 
     fn span(&self, range: &Range<u64>) -> ElementSpan {
@@ -146,7 +173,10 @@ impl QuantizedLayout {
 
     fn values(&self, span: &ElementSpan) -> ByteRuns {
         match self.packing {
-            CodePacking::Stream { .. } | CodePacking::Words { .. } | CodePacking::HighFirst { .. } => {
+            CodePacking::Stream { .. }
+            | CodePacking::Words { .. }
+            | CodePacking::HighFirst { .. }
+            | CodePacking::Numbers { .. } => {
                 let ((codes, bytes), row_bytes) = (self.packing.unit(), self.packing.row_bytes());
                 let start = span.first * row_bytes + span.start / codes * bytes;
                 ByteRuns::one(start..span.last * row_bytes + (span.end.div_ceil(codes) * bytes).min(row_bytes))
@@ -166,6 +196,17 @@ impl QuantizedLayout {
                 let start = (span.cols.start * words + first) * 4;
                 let count = span.cols.end - span.cols.start;
                 ByteRuns { start, len: (last - first + 1) * 4, stride: words * 4, count }
+            }
+            CodePacking::Codebooks(books) => books.codes(span.first, span.last, &span.cols, self.cols),
+            CodePacking::RowParts { .. } => {
+                let Some(RowParts { rows, word, .. }) = self.row_parts() else { return ByteRuns::default() };
+                let (first, last) = (span.first % rows, span.last % rows);
+                if span.first / rows == span.last / rows {
+                    return ByteRuns::one(
+                        (first * self.cols + span.start) * word..(last * self.cols + span.end) * word,
+                    );
+                }
+                ByteRuns::one(0..rows * self.cols * word)
             }
         }
     }
@@ -219,6 +260,34 @@ impl QuantizedLayout {
     }
 }
 
+/// Size of the codes in bytes that are read together, unless a row of blocks is larger. So neighbouring rows are read
+/// once.
+const WINDOW: u64 = 256 << 10;
+
+impl Codebooks {
+    /// Number of rows of the matrix that are read at once.
+    pub(super) fn window(&self, cols: u64) -> u64 {
+        (WINDOW / self.row_bytes(cols).max(1)).max(1).saturating_mul(self.block[0])
+    }
+
+    /// The codes of some columns of the rows from `first` to `last`: all columns, if there are several rows.
+    pub(super) fn codes(&self, first: u64, last: u64, cols: &Range<u64>, all: u64) -> ByteRuns {
+        let [height, width] = self.block;
+        let (row, block) = (self.row_bytes(all), self.count * self.code_bytes());
+        let start = first / height * row + cols.start / width * block;
+        ByteRuns::one(start..last / height * row + cols.end.div_ceil(width) * block)
+    }
+
+    pub(super) fn bytes(&self) -> ByteRuns {
+        ByteRuns::one(0..(self.count << self.bits) * self.block[0] * self.block[1] * self.number.bytes())
+    }
+
+    /// The offset in bytes of the codes of the block with an element.
+    pub(super) fn offset(&self, row: u64, col: u64, all: u64) -> u64 {
+        self.codes(row, row, &(col..col + 1), all).start
+    }
+}
+
 /// The end of the part of `size` elements that has the element `at`.
 fn end_of(at: u64, size: u64) -> u64 {
     (at / size + 1).saturating_mul(size)
@@ -236,6 +305,7 @@ impl CodePacking {
     pub(super) fn unit(self) -> (u64, u64) {
         match self {
             Self::Words { bits, .. } => (u64::from(32 / bits), 4),
+            Self::Numbers { number, .. } => (1, number.bytes()),
             _ => match self.bits() {
                 8 => (1, 1),
                 4 => (2, 1),

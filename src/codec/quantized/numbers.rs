@@ -1,8 +1,8 @@
 //! Codes to numbers: the number that a code represents, before it is scaled.
 
 use super::F32;
-use super::layout::{CodeNumber, CodePacking};
-use crate::codec::elements::{self, E2M1, ToF32, widen_f16};
+use super::layout::{CodeNumber, CodePacking, ScaleType};
+use crate::codec::elements::{self, E2M1, E4M3, E8M0, ToF32, widen_f16};
 
 /// The numbers of two codes in a byte.
 type Pairs = [[F32; 2]; 256];
@@ -12,7 +12,7 @@ type Table = [f32; 16];
 
 #[derive(Debug)]
 pub enum CodeDecoder {
-    /// 8 bits wide.
+    /// Numbers of 8 bits or more.
     Bytes(ToF32),
     /// Two codes in a byte.
     Pairs(Box<Pairs>),
@@ -22,6 +22,10 @@ pub enum CodeDecoder {
     Words(CodeInteger),
     /// 4-bit codes, one of which is at a given place in each byte or word.
     Nibbles(Table),
+    /// Integers of 1 to 4 bits, one of which is at a given place in each byte or, of 3 bits, in each word.
+    Fields(CodeInteger),
+    /// [`super::Codebooks`] are decoded elsewhere.
+    None,
 }
 
 /// The conversion of a code to an integer: its bits are flipped by `flip`, then `minus` is subtracted.
@@ -52,10 +56,11 @@ impl CodeInteger {
 impl CodeDecoder {
     /// The decoder for codes that are packed like this. `map` is [`super::QuantizedPart::Map`].
     pub fn new(packing: CodePacking, number: CodeNumber, map: &[u8]) -> Self {
-        let integer = CodeInteger::new(number, packing.bits());
+        let integer = CodeInteger::new(number, packing.bits().min(8));
         match packing {
             CodePacking::Words { .. } => Self::Words(integer),
             CodePacking::RowPairs | CodePacking::Across => Self::Nibbles(code_table(number, map)),
+            CodePacking::Codebooks(_) => Self::None,
             CodePacking::HighFirst { .. } => Self::Pairs(pairs(&code_table(number, map), true)),
             CodePacking::Stream { bits: 4, .. } | CodePacking::Down { bits: 4 } => {
                 Self::Pairs(pairs(&code_table(number, map), false))
@@ -67,7 +72,16 @@ impl CodeDecoder {
                 CodeNumber::E5M2Fnuz => elements::f8_e5m2_fnuz,
                 CodeNumber::Signed => signed,
                 CodeNumber::Offset => offset,
-                CodeNumber::Unsigned | CodeNumber::E2M1 | CodeNumber::Map => unsigned,
+                CodeNumber::Unsigned | CodeNumber::E2M1 | CodeNumber::Map | CodeNumber::Packed => unsigned,
+            }),
+            CodePacking::RowParts { .. } => Self::Fields(integer),
+            CodePacking::Numbers { number, .. } => Self::Bytes(match number {
+                ScaleType::F32 => elements::f32,
+                ScaleType::F16 => elements::f16,
+                ScaleType::Bf16 => elements::bf16,
+                ScaleType::E8M0 => elements::f8_e8m0,
+                ScaleType::E4M3 => e4m3,
+                ScaleType::Nested { .. } => unsigned,
             }),
             CodePacking::Stream { .. } | CodePacking::Down { .. } => Self::Integers(integer),
         }
@@ -87,7 +101,7 @@ impl CodeDecoder {
                 _ => stream::<7>(*integer, bytes, out),
             },
             Self::Words(integer) => words(*integer, bytes, out),
-            Self::Nibbles(_) => {}
+            Self::Nibbles(_) | Self::Fields(_) | Self::None => {}
         }
     }
 
@@ -127,6 +141,15 @@ impl CodeDecoder {
             for (byte, out) in bytes.iter().zip(out) {
                 *out = table[usize::from(byte >> shift & 15)].to_le_bytes();
             }
+        }
+    }
+
+    /// Decodes the integer at bit `shift` of each byte or word.
+    pub fn fields(&self, bytes: &[u8], shift: u32, out: &mut [F32]) {
+        match self {
+            Self::Fields(integer) if integer.bits == 3 => fields_of_words(*integer, bytes, shift, out),
+            Self::Fields(integer) => fields_of_bytes(*integer, bytes, shift, out),
+            _ => {}
         }
     }
 
@@ -221,6 +244,23 @@ vectorised! {
 }
 
 vectorised! {
+    fn fields_of_bytes(integer: CodeInteger, bytes: &[u8], shift: u32, out: &mut [F32]) {
+        for (byte, out) in bytes.iter().zip(out) {
+            *out = integer.value(byte >> shift & ((1 << integer.bits) - 1)).to_le_bytes();
+        }
+    }
+}
+
+vectorised! {
+    fn fields_of_words(integer: CodeInteger, bytes: &[u8], shift: u32, out: &mut [F32]) {
+        for (word, out) in bytes.as_chunks::<4>().0.iter().zip(out) {
+            let code = u32::from_le_bytes(*word) >> shift & ((1 << integer.bits) - 1);
+            *out = integer.value(code as u8).to_le_bytes();
+        }
+    }
+}
+
+vectorised! {
     fn e4m3(bytes: &[u8], out: &mut [u8]) {
         for (code, out) in bytes.iter().zip(out.as_chunks_mut::<4>().0) {
             *out = widen_e4m3(*code).to_le_bytes();
@@ -269,5 +309,26 @@ vectorised! {
         for (code, out) in bytes.iter().zip(out.as_chunks_mut::<4>().0) {
             *out = f32::from((*code ^ 0x80) as i8).to_le_bytes();
         }
+    }
+}
+
+/// Passes `count` numbers to `take`. They are `step` bytes apart.
+#[inline(always)]
+pub(super) fn widen(real: ScaleType, bytes: &[u8], step: usize, mut take: impl FnMut(usize, f32), count: usize) {
+    macro_rules! each {
+        ($width:literal, $widen:expr) => {
+            for at in 0..count {
+                let Some(bytes) = bytes[at * step..].first_chunk::<$width>() else { return };
+                take(at, $widen(*bytes));
+            }
+        };
+    }
+    match real {
+        ScaleType::F32 => each!(4, f32::from_le_bytes),
+        ScaleType::F16 => each!(2, |bytes| widen_f16(u16::from_le_bytes(bytes))),
+        ScaleType::Bf16 => each!(2, |bytes| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)),
+        ScaleType::E8M0 => each!(1, |[code]: [u8; 1]| E8M0[usize::from(code)]),
+        ScaleType::E4M3 => each!(1, |[code]: [u8; 1]| E4M3[usize::from(code)]),
+        ScaleType::Nested { .. } => {}
     }
 }

@@ -199,13 +199,13 @@ impl FileHashes {
 }
 
 /// Searches the data of a file, as far as it is in the share, for NaN, infinity and zeros. Tensors for which
-/// `is_companion` is true are left out. Verifies the hashes of the data and of the whole file if they are in the share,
+/// `is_left_out` is true are left out. Verifies the hashes of the data and of the whole file if they are in the share,
 /// and returns a report about them.
 pub(super) fn read_share(
     file: &CheckedFile,
     work: &FileWork,
     share: &FileShare,
-    is_companion: &(dyn Fn(&HeaderTensor) -> bool + Sync),
+    is_left_out: &(dyn Fn(&HeaderTensor) -> bool + Sync),
     advance: &(dyn Fn(u64) + Sync),
 ) -> Result<(FileFindings, CheckReport), model::Error> {
     let mut found: BTreeMap<usize, ValueFindings> = BTreeMap::new();
@@ -241,7 +241,7 @@ pub(super) fn read_share(
     let mut findings = FileFindings::new(file, searched, nonzero_end);
     for (at, values) in found {
         let tensor = file.header.tensor(at);
-        if !is_companion(&tensor) {
+        if !is_left_out(&tensor) {
             findings.add(at, &tensor, values);
         }
     }

@@ -155,8 +155,8 @@ impl ModelCheck {
         plan
     }
 
-    fn is_companion(&self, tensor: &HeaderTensor) -> bool {
-        self.quantized.as_ref().is_some_and(|(model, _)| quantized::is_companion(model, tensor))
+    fn is_searched_elsewhere(&self, tensor: &HeaderTensor) -> bool {
+        self.quantized.as_ref().is_some_and(|(model, _)| quantized::is_searched_elsewhere(model, tensor))
     }
 
     /// Verifies the hashes of the data and of whole files and, if `values`, searches for NaN, infinity and zero data,
@@ -264,7 +264,7 @@ impl ModelCheck {
         share: &FileShare,
         advance: &(dyn Fn(u64) + Sync),
     ) -> Result<(FileFindings, CheckReport), Error> {
-        data::read_share(&self.files[at], work, share, &|tensor| self.is_companion(tensor), advance)
+        data::read_share(&self.files[at], work, share, &|tensor| self.is_searched_elsewhere(tensor), advance)
     }
 
     /// Compares the index of tensors of a dataset with its files, if it has one. `read` passes the rows of a Parquet

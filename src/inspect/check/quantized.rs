@@ -3,7 +3,8 @@
 use super::findings::index;
 use super::report::CheckReport;
 use crate::codec::quantized::{
-    CompanionFaults, DequantizeFormula, GlobalScale, QuantizedLayout, QuantizedPart, ScaleGrid, ScaleType,
+    CodeNumber, CodePacking, Codebooks, CompanionFaults, DequantizeFormula, GlobalScale, QuantizedLayout,
+    QuantizedPart, ScaleGrid, ScaleType, ZeroPoints,
 };
 use crate::content::ReadRequest;
 use crate::format::{HeaderTensor, TensorInfo};
@@ -55,12 +56,29 @@ pub(super) fn check_recognition(model: &Model, name: &str, is_whole: bool, repor
     }
 }
 
-/// Whether a tensor of a file is a companion of a weight, so that [`read_companion`] reports its faults.
-pub(super) fn is_companion(model: &Model, tensor: &HeaderTensor) -> bool {
+/// Whether the numbers of a tensor of a file are not those of its dtype to search for NaN: it is a companion of a
+/// weight, so that [`read_companion`] reports its faults, or it has codes of integers in a float dtype.
+pub(super) fn is_searched_elsewhere(model: &Model, tensor: &HeaderTensor) -> bool {
     let id = model.find(tensor.name);
     let id = id.filter(|id| model.tensor(*id).stored().is_some_and(|(_, stored)| stored.range == tensor.range));
-    let owner = id.and_then(|id| Some((id, model.quantized.owner(id)?)));
-    owner.is_some_and(|(id, weight)| QuantizedPart::ALL.iter().any(|part| weight.part(*part) == Some(id.index())))
+    let Some(id) = id else { return false };
+    if let Some(weight) = model.quantized.weight(id)
+        && !tensor.dtype.is_integer()
+        && has_integers(&weight.class.layout)
+    {
+        return true;
+    }
+    let owner = model.quantized.owner(id);
+    owner.is_some_and(|weight| QuantizedPart::ALL.iter().any(|part| weight.part(*part) == Some(id.index())))
+}
+
+/// Whether the codes are integers, so that any bits are valid, whatever the dtype of their tensor is.
+fn has_integers(layout: &QuantizedLayout) -> bool {
+    match layout.number {
+        CodeNumber::Unsigned | CodeNumber::Signed | CodeNumber::Offset | CodeNumber::Map => true,
+        CodeNumber::Packed => matches!(layout.packing, CodePacking::Codebooks(_)),
+        _ => false,
+    }
 }
 
 /// The sizes of the companions that [`read_companion`] processes, in bytes.
@@ -98,18 +116,24 @@ fn checked(model: &Model) -> impl Iterator<Item = CheckedCompanion<'_>> {
     })
 }
 
-/// The type of the numbers of a part; `None` if they can have any value, such as zero points and codes. For a group
-/// index, a type of the same size.
+/// The type of the numbers of a part; `None` if they can have any value, such as integer zero points and codes. For a
+/// group index, a type of the same size.
 fn companion_number(layout: &QuantizedLayout, part: QuantizedPart) -> Option<ScaleType> {
     match part {
         QuantizedPart::Scales => Some(layout.scale).filter(|scale| !matches!(scale, ScaleType::Nested { .. })),
         QuantizedPart::Biases => Some(layout.bias),
-        QuantizedPart::Global
-        | QuantizedPart::Map
-        | QuantizedPart::NestedScales
-        | QuantizedPart::NestedMap
-        | QuantizedPart::GroupIndex => Some(ScaleType::F32),
-        QuantizedPart::Values | QuantizedPart::Zeros => None,
+        QuantizedPart::Map => match layout.packing {
+            CodePacking::Codebooks(Codebooks { number, .. }) => Some(number),
+            _ => Some(ScaleType::F32),
+        },
+        QuantizedPart::Global | QuantizedPart::NestedScales | QuantizedPart::NestedMap | QuantizedPart::GroupIndex => {
+            Some(ScaleType::F32)
+        }
+        QuantizedPart::Zeros => match layout.zeros {
+            ZeroPoints::Numbers(number) => Some(number),
+            _ => None,
+        },
+        QuantizedPart::Values => None,
     }
 }
 

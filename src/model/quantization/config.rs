@@ -53,6 +53,18 @@ const METHODS: &[&str] = &[
     "modelopt_fp4",
     "modelopt_mixed",
     "fbgemm_fp8",
+    "hqq",
+    "aqlm",
+];
+
+/// Methods whose weights are recognised and not decoded, and their schemes.
+const UNDECODED: [(&str, &str); 6] = [
+    ("exl2", "EXL2"),
+    ("exl3", "EXL3"),
+    ("quip", "QuIP#"),
+    ("quip_sharp", "QuIP#"),
+    ("spqr", "SpQR"),
+    ("vptq", "VPTQ"),
 ];
 
 const FORMATS: &[&str] = &[
@@ -153,7 +165,11 @@ impl QuantizationConfig {
         let is_gptq = !matches!(method, "gptq" | "gptqmodel") || matches!(checkpoint, "gptq" | "gptq_v2");
         let is_compressed = method != "compressed-tensors" || FORMATS.contains(&format);
         let rules = [
-            (method.is_empty() || METHODS.contains(&method), "a quantization method that is not known", method),
+            (
+                method.is_empty() || METHODS.contains(&method) || self.undecoded().is_some(),
+                "a quantization method that is not known",
+                method,
+            ),
             (is_gptq, "a format of GPTQ that is not known", checkpoint),
             (is_compressed, "a format of compressed-tensors that is not known", format),
         ];
@@ -161,8 +177,21 @@ impl QuantizationConfig {
         broken.map(|(_, reason, found)| WeightRefusal::unknown(reason, found))
     }
 
+    /// The scheme of the method, if it is one that is not decoded.
+    pub fn undecoded(&self) -> Option<&'static str> {
+        UNDECODED.into_iter().find(|(method, _)| *method == self.method).map(|(_, scheme)| scheme)
+    }
+
+    pub fn is_aqlm(&self) -> bool {
+        self.method == "aqlm"
+    }
+
     pub fn text(&self, key: &str) -> Option<&str> {
         self.quantization.get(key).and_then(Value::as_str)
+    }
+
+    pub fn number(&self, key: &str) -> Option<u64> {
+        self.quantization.get(key).and_then(Value::as_u64)
     }
 
     /// The width of codes in the configuration for which `fits` is true, if exactly one is.

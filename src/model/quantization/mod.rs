@@ -96,8 +96,10 @@ impl WeightClass {
 
     /// The scheme and its parameters in words.
     pub fn summary(&self) -> String {
-        let SchemeParameters { block: [rows, cols], asymmetric, act_order, nested, smoothed, .. } = self.parameters;
+        let SchemeParameters { block: [rows, cols], group, asymmetric, act_order, nested, smoothed, .. } =
+            self.parameters;
         let scales = match (rows >= self.layout.rows, cols >= self.layout.cols) {
+            _ if group.is_some() => format!("groups of {}", group.unwrap_or_default()),
             (true, true) => "one scale".to_owned(),
             (_, true) if rows == 1 => "a scale per row".to_owned(),
             (true, _) if cols == 1 => "a scale per column".to_owned(),
@@ -139,26 +141,36 @@ const SMOOTHING: &str = ".pre_quant_scale";
 /// The key of the metadata under which ComfyUI describes the quantization of each layer.
 pub const COMFY_METADATA: &str = "_quantization_metadata";
 
-/// Largest sum of the sizes of the tensors that [`wanted`] names, in bytes: some hundred thousand descriptions.
+/// Largest sum of the sizes of the tensors that [`wanted`] names, in bytes. Bounds memory.
 pub const CONTENTS_MAX: u64 = 64 << 20;
 
+/// Largest number of these tensors. Bounds the reads, because each is read by itself. HQQ has up to nine for a weight.
+pub const CONTENTS_COUNT_MAX: usize = 1 << 20;
+
 /// The numbers of the small tensors whose data [`recognise_weights`] needs, in order: shapes, and descriptions as JSON.
-/// Such tensors are only read if they belong to codes. If they are larger than [`CONTENTS_MAX`] together, the error is
-/// a warning for users; no weight of the model is recognised then.
+/// Such tensors are only read if they belong to codes. If they are larger than [`CONTENTS_MAX`] together, or more than
+/// [`CONTENTS_COUNT_MAX`], the error is a warning for users; no weight of the model is recognised then.
 pub fn wanted(tensors: &dyn StoredTensors) -> Result<Vec<usize>, Vec<WeightWarning>> {
     let (mut wanted, mut sum) = (Vec::new(), 0);
     for stored in all_tensors(tensors) {
-        let is_wanted = schemes::CONTENTS.iter().any(|(ending, values, max)| {
-            stored.bytes <= *max
+        let is_wanted = schemes::contents().any(|(ending, values, max)| {
+            stored.bytes <= max
                 && stem_before(stored.name, ending).is_some_and(|stem| tensors.find(&[stem, values].concat()).is_some())
         });
         if !is_wanted {
             continue;
         }
         sum += stored.bytes;
-        if sum > CONTENTS_MAX {
+        let refusal = if sum > CONTENTS_MAX {
             let found = format!("more than {} MiB", CONTENTS_MAX >> 20);
-            let refusal = WeightRefusal::unknown("descriptions of weights that are too large", found);
+            Some(WeightRefusal::unknown("descriptions of weights that are too large", found))
+        } else if wanted.len() >= CONTENTS_COUNT_MAX {
+            let found = format!("more than {CONTENTS_COUNT_MAX}");
+            Some(WeightRefusal::unknown("too many descriptions of weights", found))
+        } else {
+            None
+        };
+        if let Some(refusal) = refusal {
             let mut warnings = Vec::new();
             add_warning(&mut warnings, None, refusal, Some((stored.index, stored.name)));
             return Err(warnings);
@@ -178,15 +190,17 @@ pub fn recognise_weights(tensors: &dyn StoredTensors, config: &QuantizationConfi
     // The codes and the scales of weights that were refused.
     let mut refused: Vec<(usize, usize)> = Vec::new();
     let mut codes: Vec<usize> = Vec::new();
-    let mut others: Vec<(usize, &'static str)> = Vec::new();
+    let mut others: Vec<(usize, &'static str, &'static [&'static str])> = Vec::new();
     let (mut name, mut classes) = (String::new(), WeightClasses::default());
     for stored in all_tensors(tensors) {
         let index = stored.index;
-        if is_codes(&stored, config) {
+        if is_codes(&stored, tensors, config) {
             codes.push(index);
         }
-        let other = schemes::OTHERS.iter().find(|ending| stem_before(stored.name, ending).is_some());
-        others.extend(other.map(|ending| (index, *ending)));
+        for (endings, values) in schemes::OTHERS {
+            let other = endings.iter().find(|ending| stem_before(stored.name, ending).is_some());
+            others.extend(other.map(|ending| (index, *ending, *values)));
+        }
         if stem_before(stored.name, schemes::MARKER).is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('.')) {
             found.markers.push(index);
         }
@@ -212,9 +226,9 @@ pub fn recognise_weights(tensors: &dyn StoredTensors, config: &QuantizationConfi
     }
     let mut refused: Vec<usize> = refused.into_iter().map(|(values, _)| values).chain(ambiguous).collect();
     refused.sort_unstable();
-    for (index, ending) in others {
+    for (index, ending, values) in others {
         let stem = tensors.tensor(index).name.strip_suffix(ending).unwrap_or_default();
-        for values in schemes::VALUES {
+        for values in values {
             let values = find_name(tensors, &mut name, stem, values);
             let Some(at) = values.and_then(|values| found.position(values)) else { continue };
             let weight = &mut found.weights[at];
@@ -232,6 +246,12 @@ pub fn recognise_weights(tensors: &dyn StoredTensors, config: &QuantizationConfi
     for stored in codes.into_iter().map(|index| tensors.tensor(index)) {
         let refusal = WeightRefusal::missing("codes without scales", stored.dtype);
         add_warning(&mut found.warnings, None, refusal, Some((stored.index, stored.name)));
+    }
+    if let Some(scheme) = config.undecoded()
+        && !found.warnings.iter().any(|warning| warning.scheme == Some(scheme))
+    {
+        let method = config.text("quant_method").unwrap_or_default();
+        add_warning(&mut found.warnings, Some(scheme), WeightRefusal::unknown(schemes::NOT_DECODED, method), None);
     }
     for refusal in config.unknown() {
         add_warning(&mut found.warnings, None, refusal, None);
@@ -293,7 +313,9 @@ fn with_scales<'t>(
         if !ending.codes.include(values.dtype) {
             continue;
         }
-        unknown = Some(values);
+        if ending.codes != CodeDtypes::AnyKnown || CodeDtypes::Narrow.include(values.dtype) {
+            unknown = Some(values);
+        }
         let site = WeightSite { tensors, config, stem, ending, values, scales };
         let found = (scheme.recognise)(&site).and_then(|found| {
             let found = found.map(|found| complete_weight(found, &site, scheme.name));
@@ -315,16 +337,16 @@ fn complete_weight(
     scheme: &'static str,
 ) -> Result<QuantizedWeight, WeightRefusal> {
     let ending = site.ending;
-    let FoundWeight { dtype, shape, parts, layout, asymmetric, act_order } = found;
+    let FoundWeight { dtype, shape, parts, layout, asymmetric, act_order, group } = found;
     let sizes = parts.map(|part| part.map_or(0, |(_, bytes)| bytes));
     layout.check(&sizes).map_err(|reason| WeightRefusal::mismatch("tensors that do not fit together", reason))?;
     let name = (ending.logical != ending.values).then(|| [site.stem, ending.logical].concat());
     if let Some(name) = name.as_ref().filter(|_| site.companion(ending.logical).is_some()) {
         return Err(WeightRefusal::unknown("a logical name that another tensor has", name));
     }
-    let (bits, block) = (layout.packing.bits(), layout.grid.block());
+    let block = layout.grid.block();
     let nested = matches!(layout.scale, ScaleType::Nested { .. });
-    let parameters = SchemeParameters { bits, block, asymmetric, act_order, nested, smoothed: false };
+    let parameters = SchemeParameters { block, group, asymmetric, act_order, nested, smoothed: false };
     Ok(QuantizedWeight {
         class: Arc::new(WeightClass { scheme, dtype, shape, layout, parameters }),
         values: site.values.index,
@@ -368,22 +390,38 @@ fn stem_before<'n>(name: &'n str, ending: &str) -> Option<&'n str> {
 
 /// Whether a tensor must have scales: it has a name that only codes have, or it is a weight of a dtype that only codes
 /// have in a model whose configuration says that it is quantized.
-fn is_codes(stored: &SiteTensor, config: &QuantizationConfig) -> bool {
+fn is_codes(stored: &SiteTensor, tensors: &dyn StoredTensors, config: &QuantizationConfig) -> bool {
+    let is_named = is_named_codes(stored, tensors);
     match config.is_quantized {
-        true => is_named_codes(stored) || may_be_codes(stored),
+        true => is_named || may_be_codes(stored) || config.is_aqlm() && codes_of_codebooks(stored).is_some(),
         // Without a configuration, masks and blocks of other data may have such names.
-        false => is_named_codes(stored) && !stored.name.ends_with("blocks"),
+        false => is_named && !stored.name.ends_with("blocks"),
     }
 }
 
-/// Whether a tensor has a name that only codes have.
-fn is_named_codes(stored: &SiteTensor) -> bool {
+/// Whether a tensor has a name that only codes have, or that only codes have beside tensors of other names.
+fn is_named_codes(stored: &SiteTensor, tensors: &dyn StoredTensors) -> bool {
     let endings: &[&str] = match stored.dtype {
-        "I32" => &[".qweight", ".weight_packed"],
-        "U8" => &["_blocks", ".blocks", ".weight_packed"],
+        "I32" => &[".qweight", ".weight_packed", ".W_q"],
+        "U8" => &["_blocks", ".blocks", ".weight_packed", ".W_q"],
         _ => &[],
     };
-    stored.bytes > 0 && endings.iter().any(|ending| stored.name.ends_with(ending))
+    let is_beside =
+        |stem: &str, endings: &[&str]| endings.iter().any(|ending| tensors.find(&[stem, ending].concat()).is_some());
+    stored.bytes > 0
+        && (endings.iter().any(|ending| stored.name.ends_with(ending))
+            || codes_of_codebooks(stored).is_some_and(|stem| is_beside(stem, &[".codebooks"]))
+            || codes_as_floats(stored).is_some_and(|stem| is_beside(stem, &[".packing", ".nbits"])))
+}
+
+/// The stem of the name of a tensor that may have codes of AQLM.
+fn codes_of_codebooks<'t>(stored: &SiteTensor<'t>) -> Option<&'t str> {
+    stem_before(stored.name, ".codes").filter(|_| matches!(stored.dtype, "I8" | "I16"))
+}
+
+/// The stem of the name of a tensor that may have codes of HQQ in the dtype of floats.
+fn codes_as_floats<'t>(stored: &SiteTensor<'t>) -> Option<&'t str> {
+    stem_before(stored.name, ".W_q").filter(|_| matches!(stored.dtype, "F16" | "BF16" | "F32"))
 }
 
 /// Whether a tensor is a matrix of weights with a dtype that usually only codes have.
@@ -404,6 +442,6 @@ pub fn may_be_quantized(tensors: &dyn StoredTensors) -> bool {
                 .filter(|values| *values != stored.index);
             values.is_some_and(|values| ending.codes.include(tensors.tensor(values).dtype))
         });
-        has_codes || is_named_codes(&stored) || may_be_codes(&stored)
+        has_codes || is_named_codes(&stored, tensors) || may_be_codes(&stored)
     })
 }

@@ -46,6 +46,8 @@ pub enum CodeDtypes {
     /// Integers, and floats of at most 8 bits.
     Narrow,
     Any,
+    /// Any, but floats of more bits are only codes if a scheme recognises them.
+    AnyKnown,
     /// The block types of GGUF.
     Blocks,
 }
@@ -53,7 +55,7 @@ pub enum CodeDtypes {
 impl CodeDtypes {
     pub fn include(self, dtype: &str) -> bool {
         match (self, dtype.as_bytes()) {
-            (Self::Any, _) => true,
+            (Self::Any | Self::AnyKnown, _) => true,
             (Self::Narrow, [b'I' | b'U', bits @ ..]) => !bits.is_empty() && bits.iter().all(u8::is_ascii_digit),
             (Self::Narrow, [b'F', b'4' | b'6' | b'8', ..]) => dtype != "F64",
             (Self::Blocks, [b'I' | b'T', b'Q', ..] | [b'Q', b'1'..=b'9', ..]) => true,

@@ -6,8 +6,16 @@ use crate::support::{Mount, require_fuse, wait_until};
 use crate::vectors::{Case, cases, floats, is_same};
 use std::fs;
 
-/// Schemes whose values depend on the configuration, on a small tensor, or on companions in another shard.
-const CASES: [&str; 5] = ["fp8_block", "gptq_4_v2_order", "awq", "bnb_nf4_nested_ragged", "ct_packed_4_channel_ragged"];
+/// Schemes whose values depend on the configuration, on small tensors, or on companions in another shard.
+const CASES: [&str; 7] = [
+    "fp8_block",
+    "gptq_4_v2_order",
+    "awq",
+    "bnb_nf4_nested_ragged",
+    "ct_packed_4_channel_ragged",
+    "hqq_2_axis1_16_view",
+    "aqlm_2x8_1x8",
+];
 
 fn chosen() -> Vec<Case> {
     let chosen: Vec<Case> = cases().into_iter().filter(|case| CASES.contains(&&*case.name)).collect();

@@ -2,7 +2,7 @@
 
 use super::scheme::{
     Answer, FoundWeight, WeightRefusal, WeightSite, integer_name, plain_layout, row_groups, unknown_comfy, wide,
-    wrong_companion,
+    wrong_companion, wrong_content,
 };
 use crate::codec::quantized::{CodeNumber, CodePacking, DequantizeFormula, QuantizedPart, ScaleType, ZeroPoints};
 use crate::model::quantization::site::SiteTensor;
@@ -59,9 +59,10 @@ pub fn recognise_packed(site: &WeightSite) -> Answer {
     };
     let (rows, words) = (*rows, *words);
     let shape = site.required(SHAPE)?;
-    let Some([_, cols]) = read_shape(site, shape).filter(|shape| shape[0] == rows) else {
-        return Err(wrong_companion(SHAPE, shape));
-    };
+    let [named_rows, cols] = site.dimensions(SHAPE, shape)?;
+    if named_rows != rows {
+        return Err(wrong_content(SHAPE, format!("{:?}", [named_rows, cols])));
+    }
     let row = PackedRow { cols, words };
     let fitting: Vec<u64> = (1..=8).filter(|bits| row.is_dense(*bits) || row.is_aligned(*bits)).collect();
     let named = site.config.bits(|bits| fitting.contains(&bits));
@@ -130,18 +131,6 @@ impl PackedRow {
     fn is_aligned(&self, bits: u64) -> bool {
         self.cols.div_ceil(32 / bits) == self.words
     }
-}
-
-/// The two dimensions that a tensor of I64 or I32 contains.
-fn read_shape(site: &WeightSite, tensor: SiteTensor) -> Option<[u64; 2]> {
-    let bytes = site.contents(tensor).filter(|_| tensor.shape == [2])?;
-    let dims: Vec<i64> = match tensor.dtype {
-        "I64" => bytes.as_chunks().0.iter().map(|dim| i64::from_le_bytes(*dim)).collect(),
-        "I32" => bytes.as_chunks().0.iter().map(|dim| i32::from_le_bytes(*dim).into()).collect(),
-        _ => return None,
-    };
-    let [rows, cols] = dims[..] else { return None };
-    Some([rows.try_into().ok()?, cols.try_into().ok()?])
 }
 
 /// MLX: codes of 2 to 6 or 8 bits in 32-bit words, with a scale and a bias for each group; and its MX and NVFP4 modes,

@@ -1,7 +1,9 @@
 //! The table of schemes, and the functions that recognise them.
 
+mod aqlm;
 mod bitsandbytes;
 mod floats;
+mod hqq;
 mod integers;
 mod scheme;
 mod transposed;
@@ -83,6 +85,12 @@ pub static SCHEMES: &[QuantizationScheme] = &[
     ),
     scheme("bitsandbytes INT8", bitsandbytes::recognise_eight_bits, &[ending(".weight", ".SCB", ".weight")]),
     scheme("MLX", integers::recognise_mlx, &[ending(".weight", ".scales", ".weight")]),
+    scheme(
+        "HQQ",
+        hqq::recognise_hqq,
+        &[WeightEndings { codes: CodeDtypes::AnyKnown, ..ending(".W_q", ".scale", ".weight") }],
+    ),
+    scheme("AQLM", aqlm::recognise_aqlm, &[ending(".codes", ".scales", ".weight")]),
     scheme("SLM1", integers::recognise_slm, &[ending("", crate::format::slm::SCALES, "")]),
 ];
 
@@ -97,6 +105,13 @@ static UNDECODED: &[QuantizationScheme] = &[
             Err(WeightRefusal::unknown("a scale that the values are not multiplied by", site.scales.name))
         },
     },
+    scheme("HQQ", hqq::refuse_nested, &[ending(".W_q", ".scale_q", "")]),
+    undecoded("EXL2", &[ending(".q_weight", ".q_scale", "")]),
+    // The signs of the columns are numbers or, in old files, bits.
+    undecoded("EXL3", &[ending(".trellis", ".suh", ""), ending(".trellis", ".su", "")]),
+    undecoded("QuIP#", &[ending(".Qidxs", ".Wscale", "")]),
+    undecoded("SpQR", &[ending(".dense_weights", ".row_offsets", "")]),
+    undecoded("VPTQ", &[ending(".indices", ".weight_scale", "")]),
     scheme(
         "unknown",
         |_| Ok(None),
@@ -104,25 +119,25 @@ static UNDECODED: &[QuantizationScheme] = &[
             // torchao, and quanto.
             ending("_qdata", "_scale", ""),
             ending("._data", "._scale", ""),
-            // HQQ.
-            ending(".W_q", ".scale", ""),
-            // AQLM, and EETQ.
-            ending(".codes", ".scales", ""),
+            // EETQ.
             ending(".weight", ".weight_scales", ""),
             // Marlin, and Nunchaku.
             ending(".B", ".s", ""),
             ending(".qweight", ".wscales", ""),
             ending(".qweight", ".wtscale", ""),
-            // EXL2, EXL3, VPTQ, and QuIP#.
-            ending(".q_weight", ".q_scale", ""),
-            ending(".trellis", ".suh", ""),
-            ending(".indices", ".weight_scale", ""),
-            ending(".Qidxs", ".Wscale", ""),
             // Sparse weights of compressed-tensors, also of 16 bits.
             WeightEndings { codes: CodeDtypes::Any, ..ending(".compressed", ".bitmask", "") },
         ],
     ),
 ];
+
+/// A scheme whose tensors are shown as they are stored.
+const fn undecoded(name: &'static str, endings: &'static [WeightEndings]) -> QuantizationScheme {
+    scheme(name, |site| Err(WeightRefusal::unknown(NOT_DECODED, site.scales.name)), endings)
+}
+
+/// The reason why weights of a known scheme are shown as they are stored.
+pub(super) const NOT_DECODED: &str = "a scheme that is recognised, not dequantized";
 
 /// All schemes, decoded or not, with each of their endings.
 pub(super) fn all_endings() -> impl Iterator<Item = (&'static QuantizationScheme, &'static WeightEndings)> {
@@ -132,7 +147,11 @@ pub(super) fn all_endings() -> impl Iterator<Item = (&'static QuantizationScheme
 
 /// The endings of the names of tensors whose data is needed to recognise a weight, the endings of the names of its
 /// codes, and the size in bytes above which they are not read. Descriptions in JSON take some hundred bytes.
-pub(super) const CONTENTS: &[(&str, &str, u64)] = &[
+pub(super) fn contents() -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+    CONTENTS.iter().copied().chain(hqq::CONTENTS.iter().map(|(ending, max)| (*ending, ".W_q", *max)))
+}
+
+const CONTENTS: &[(&str, &str, u64)] = &[
     (".weight_shape", ".weight_packed", 64),
     (".weight_format", ".weight", 16),
     (".comfy_quant", ".weight", 4 << 10),
@@ -140,8 +159,12 @@ pub(super) const CONTENTS: &[(&str, &str, u64)] = &[
     (".quant_state.bitsandbytes__fp4", "", 4 << 10),
 ];
 
-/// The endings of the names of other tensors that belong to a quantized weight. Its values do not depend on them.
-pub(super) const OTHERS: &[&str] = &[
+/// The endings of the names of other tensors that belong to a quantized weight, whose values do not depend on them, and
+/// the endings of the names of its codes.
+pub(super) const OTHERS: &[(&[&str], &[&str])] =
+    &[(OF_WEIGHTS, &[".weight", ".qweight", ".weight_packed", ""]), (OF_HQQ, &[".W_q"])];
+
+const OF_WEIGHTS: &[&str] = &[
     ".input_scale",
     ".input_scale_ub",
     "_input_scale",
@@ -163,8 +186,25 @@ pub(super) const OTHERS: &[&str] = &[
     ".quant_state.bitsandbytes__fp4",
 ];
 
-/// The endings of the names of the codes of these weights.
-pub(super) const VALUES: &[&str] = &[".weight", ".qweight", ".weight_packed", ""];
+/// The descriptions of HQQ. Those that are read decide how the values are computed.
+const OF_HQQ: &[&str] = &[
+    ".nbits",
+    ".group_size",
+    ".axis",
+    ".shape",
+    ".packing",
+    ".view_as_float",
+    ".channel_wise",
+    ".quant_zero",
+    ".quant_scale",
+    ".compute_dtype",
+    ".unpack_view_dtype",
+    ".encoded_state_dict",
+    ".stores_quant_config",
+    ".offload_meta",
+    ".optimize",
+    ".round_zero",
+];
 
 /// The name of a tensor that says that a model is quantized, in the old format of ComfyUI. A prefix may precede it.
 pub(super) const MARKER: &str = "scaled_fp8";

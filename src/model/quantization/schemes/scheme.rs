@@ -39,9 +39,10 @@ pub type Answer = Result<Option<FoundWeight>, WeightRefusal>;
 /// The parameters of a scheme, for users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SchemeParameters {
-    pub bits: u32,
     /// Rows and columns that share a scale; the dimensions of the matrix if all do.
     pub block: [u64; 2],
+    /// Elements that share a scale, if the matrix that is stored is another one than the weight.
+    pub group: Option<u64>,
     /// Whether there are zero points or biases.
     pub asymmetric: bool,
     /// Whether columns are reordered.
@@ -65,12 +66,15 @@ pub struct FoundWeight {
     /// scheme sets it.
     pub asymmetric: bool,
     pub act_order: bool,
+    /// Elements that share a scale, if the layout is another matrix than the weight.
+    pub group: Option<u64>,
 }
 
 impl FoundWeight {
     /// A weight with codes and scales, and without other parts.
     pub fn new(site: &WeightSite, dtype: &'static str, shape: Vec<u64>, layout: QuantizedLayout) -> Self {
-        Self { dtype, shape, parts: [None; QuantizedPart::COUNT], layout, asymmetric: false, act_order: false }
+        let parts = [None; QuantizedPart::COUNT];
+        Self { dtype, shape, parts, layout, asymmetric: false, act_order: false, group: None }
             .with(QuantizedPart::Values, Some(site.values))
             .with(QuantizedPart::Scales, Some(site.scales))
     }
@@ -93,6 +97,11 @@ pub fn wrong_companion(ending: &str, tensor: SiteTensor) -> WeightRefusal {
     )
 }
 
+/// The refusal of a tensor whose numbers are wrong. `value` is what they are.
+pub fn wrong_content(ending: &str, value: impl std::fmt::Display) -> WeightRefusal {
+    WeightRefusal::mismatch("a companion with a wrong value", format!("{} {value}", ending.trim_start_matches('.')))
+}
+
 pub fn missing_companion(ending: &str) -> WeightRefusal {
     WeightRefusal::missing("a tensor that is missing", ending.trim_start_matches('.'))
 }
@@ -113,6 +122,47 @@ impl<'s> WeightSite<'s> {
         match self.companion(ending) {
             Some(tensor) if (tensor.dtype, tensor.shape) != (dtype, shape) => Err(wrong_companion(ending, tensor)),
             found => Ok(found),
+        }
+    }
+
+    /// The two dimensions that a tensor of I64 or I32 contains. `ending` is that of its name.
+    pub fn dimensions(&self, ending: &str, tensor: SiteTensor) -> Result<[u64; 2], WeightRefusal> {
+        let dims = self.pair(tensor).ok_or_else(|| wrong_companion(ending, tensor))?;
+        match dims.map(u64::try_from) {
+            [Ok(rows), Ok(cols)] => Ok([rows, cols]),
+            _ => Err(wrong_content(ending, format!("{dims:?}"))),
+        }
+    }
+
+    /// The two numbers that a tensor of I64 or I32 contains.
+    fn pair(&self, tensor: SiteTensor) -> Option<[i64; 2]> {
+        let bytes = self.contents(tensor).filter(|_| tensor.shape == [2])?;
+        let dims: Vec<i64> = match tensor.dtype {
+            "I64" => bytes.as_chunks().0.iter().map(|dim| i64::from_le_bytes(*dim)).collect(),
+            "I32" => bytes.as_chunks().0.iter().map(|dim| i32::from_le_bytes(*dim).into()).collect(),
+            _ => return None,
+        };
+        dims.try_into().ok()
+    }
+
+    /// The only number of a tensor of integers.
+    pub fn integer(&self, tensor: SiteTensor) -> Option<i64> {
+        let bytes = self.contents(tensor)?;
+        match tensor.dtype {
+            "I64" => Some(i64::from_le_bytes(bytes.try_into().ok()?)),
+            "I32" => Some(i32::from_le_bytes(bytes.try_into().ok()?).into()),
+            "U8" | "BOOL" => Some(u8::from_le_bytes(bytes.try_into().ok()?).into()),
+            _ => None,
+        }
+    }
+
+    /// Whether the only number of a tensor is 1, which otherwise must be 0. Without the tensor, the default.
+    pub fn flag(&self, ending: &str, default: bool) -> Result<bool, WeightRefusal> {
+        let Some(tensor) = self.companion(ending) else { return Ok(default) };
+        match self.integer(tensor) {
+            Some(flag @ (0 | 1)) => Ok(flag == 1),
+            Some(other) => Err(wrong_content(ending, other)),
+            None => Err(wrong_companion(ending, tensor)),
         }
     }
 
