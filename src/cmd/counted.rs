@@ -112,7 +112,13 @@ impl<'m> CountedModel<'m> {
         let pieces = self.pieces(part);
         let progress =
             ProgressLine::new("counting", pieces.iter().map(|piece| piece.cost).fold(0, u64::saturating_add));
-        pieces.iter().for_each(|piece| self.end_ahead(piece));
+        // Other parts have what precedes and follows these.
+        let cut = pieces.iter().filter(|piece| !piece.is_whole());
+        let _kept: Vec<_> = cut
+            .flat_map(|piece| {
+                view::read_whole_part(self.model, &self.numbers(self.tensors[piece.tensor]), &piece.range)
+            })
+            .collect();
         let mut rest = &pieces[..];
         while !rest.is_empty() {
             let mut bytes = 0u64;
@@ -135,15 +141,6 @@ impl<'m> CountedModel<'m> {
             rest = after;
         }
         Ok(())
-    }
-
-    /// Another part has what follows a piece, so nothing of that is fetched ahead.
-    fn end_ahead(&self, piece: &StatsPiece) {
-        let tensor = self.model.tensor(self.tensors[piece.tensor]);
-        // The values of other tensors are not their stored bytes.
-        if piece.range.end < piece.len && tensor.info.nbytes == piece.len {
-            self.model.end_ahead_at(&tensor, piece.range.end);
-        }
     }
 
     fn pieces(&self, part: WorkPart) -> Vec<StatsPiece> {

@@ -24,7 +24,7 @@ pub use request::{Error, ReadRequest, ResultId, WaitFor, WaitResource, reserve, 
 pub use segment::{DecodedData, GeneratedBytes, Segment, SegmentSeries, TakeSegment};
 pub use strided::{ArrayPlace, StridedData, StridedLayout};
 
-use crate::source::{Bytes, Source};
+use crate::source::{Bytes, Source, WholeRange};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
@@ -63,6 +63,24 @@ impl Content {
     /// What a read of `range` needs, cut at the end of the file. Does no I/O.
     pub fn plan(&self, range: Range<u64>) -> ReadPlan {
         ReadPlan::new(self.parts(&range).map(|(segment, part)| (segment.clone(), part)))
+    }
+
+    /// Says that a range is read as a whole, and nothing beside it, so that nothing beside its stored bytes is read
+    /// ahead until the result is dropped. These lie between those of its first and those of its last byte.
+    pub fn read_whole(&self, range: &Range<u64>) -> Vec<WholeRange> {
+        if range.is_empty() {
+            return Vec::new();
+        }
+        let (first, last) = (self.plan(range.start..range.start + 1), self.plan(range.end - 1..range.end));
+        let bounds = first.runs().iter().zip(last.runs());
+        let ranges = bounds.flat_map(|(first, last)| {
+            let (start, end) = (first.range.start, last.range.end);
+            match Arc::ptr_eq(&first.source, &last.source) {
+                true => [Some((first, start..end)), None],
+                false => [Some((first, start..first.source.len())), Some((last, 0..end))],
+            }
+        });
+        ranges.flatten().filter_map(|(run, range)| run.source.read_whole(range)).collect()
     }
 
     /// The bytes of `range`, cut at the end of the file: see [`ReadPlan::read`].

@@ -80,6 +80,10 @@ impl ReadPlan {
         self.pieces.iter().map(|(_, part)| part.end - part.start).sum()
     }
 
+    pub(super) fn runs(&self) -> &[Extent] {
+        &self.runs
+    }
+
     /// The device of the first stored run.
     pub fn device(&self) -> Option<u64> {
         self.runs.first().map(device)

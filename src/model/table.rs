@@ -1,7 +1,7 @@
 //! The table of a model's tensors, over all of its files.
 
 use super::assembled::AssembledTensors;
-use super::data::{self, BytePlace, BytePlaces, TensorData};
+use super::data::{self, BytePlaces, TensorData};
 use super::ids::{ModelFileId, TensorId};
 use super::others::OtherFiles;
 use super::population::TensorPopulation;
@@ -309,18 +309,6 @@ impl Model {
         }
         let (file, tensor) = self.stored_tensor(id);
         Tensor { id, info: tensor.info, data: TensorData::Stored { file, tensor } }
-    }
-
-    /// Ends read-ahead at an offset in a tensor, in bytes, because nothing after it will be read soon.
-    pub fn end_ahead_at(&self, tensor: &Tensor, offset: u64) {
-        let mut before = 0;
-        for BytePlace { file, range } in tensor.places() {
-            let after = before + (range.end - range.start);
-            if (before..after).contains(&offset) {
-                self.sources()[file.index()].end_ahead_at(range.start + (offset - before));
-            }
-            before = after;
-        }
     }
 
     /// The file that holds a stored tensor, and what its header says.

@@ -28,22 +28,26 @@ pub(super) async fn file_body(
     range: Range<u64>,
     name: String,
 ) -> Result<ResponseBody, fs::Error> {
-    let (end, reading) = (range.end, work.clone());
+    let (end, reading, whole) = (range.end, work.clone(), content.read_whole(&range));
     let pieces = stream::iter(range.step_by(PIECE as usize)).map(move |start| {
         let range = start..end.min(start.saturating_add(PIECE));
         reading.start(PieceRead { content: content.clone(), range, plan: OperationPlan::default() })
     });
     let mut pieces = Box::pin(pieces.buffered(2));
     let first = pieces.next().await.transpose()?;
-    let frames = stream::iter(first.map(Ok)).chain(pieces).map(move |piece| match piece {
-        Ok(bytes) => {
-            work.superblock().count_served(bytes.len());
-            Ok(Frame::data(bytes.into()))
-        }
-        Err(error) => {
-            log::warn!("{name}: {error}");
-            // The connection is closed, so that the client sees that bytes are missing.
-            Err(io::Error::other(error))
+    let frames = stream::iter(first.map(Ok)).chain(pieces).map(move |piece| {
+        // Nothing else is read ahead as long as this is sent.
+        let _ = &whole;
+        match piece {
+            Ok(bytes) => {
+                work.superblock().count_served(bytes.len());
+                Ok(Frame::data(bytes.into()))
+            }
+            Err(error) => {
+                log::warn!("{name}: {error}");
+                // The connection is closed, so that the client sees that bytes are missing.
+                Err(io::Error::other(error))
+            }
         }
     });
     Ok(StreamBody::new(frames).boxed_unsync())

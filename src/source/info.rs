@@ -2,6 +2,7 @@
 
 use super::error::Error;
 use super::stat::{FileId, SourceStat};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -24,38 +25,83 @@ pub struct SourceInfo {
     pub ends: Option<Arc<ReadAheadEnds>>,
 }
 
-/// The offsets in bytes over which sources do not read ahead: the ends of tensors, once they are known, and those of
-/// the parts that are read.
+/// The offsets in bytes over which sources do not read ahead: the ends of tensors, once they are known, and the bounds
+/// of ranges that are read as a whole.
 #[derive(Debug, Default)]
-pub struct ReadAheadEnds(RwLock<Vec<u64>>);
+pub struct ReadAheadEnds(RwLock<KnownEnds>);
+
+#[derive(Debug, Default)]
+struct KnownEnds {
+    /// Sorted, without duplicates.
+    tensors: Vec<u64>,
+    /// The ranges that are read now.
+    ranges: Vec<Range<u64>>,
+    /// The ends of those that were read last.
+    recent: VecDeque<u64>,
+}
+
+/// A range of which a reader has said that it reads all of it and nothing beside it. Nothing beside it is read ahead
+/// until this is dropped.
+#[derive(Debug)]
+pub struct WholeRange {
+    ends: Arc<ReadAheadEnds>,
+    /// As it is in the list.
+    range: Range<u64>,
+    end: u64,
+}
+
+/// Number of ends of ranges that are remembered.
+const RECENT: usize = 64;
 
 impl ReadAheadEnds {
     /// Sets the ends of tensors, unless they are known.
     pub(super) fn set(&self, ends: impl Iterator<Item = u64>) {
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if known.is_empty() {
-            known.extend(ends);
-            known.sort_unstable();
-            known.dedup();
+        if known.tensors.is_empty() {
+            known.tensors.extend(ends);
+            known.tensors.sort_unstable();
+            known.tensors.dedup();
         }
     }
 
-    /// Adds an end, if those of tensors are known.
-    pub(super) fn add(&self, end: u64) {
+    /// Adds a range that is read as a whole. If another one ends where it starts, they are those of a reader that reads
+    /// one after the other, so what follows is read ahead.
+    pub(super) fn add(self: &Arc<Self>, range: Range<u64>) -> WholeRange {
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if let (false, Err(at)) = (known.is_empty(), known.binary_search(&end)) {
-            known.insert(at, end);
-        }
+        let KnownEnds { ranges, recent, .. } = &mut *known;
+        let continues = recent.contains(&range.start) || ranges.iter().any(|other| other.end == range.start);
+        let Range { start, end } = range;
+        let range = start..if continues { u64::MAX } else { end };
+        ranges.push(range.clone());
+        WholeRange { ends: self.clone(), range, end }
     }
 
     /// The last end that is not after `range`, or 0, and the first one that is not before it, or `len`. `None` as long
-    /// as no ends are known.
+    /// as no ends of tensors are known.
     pub(super) fn around(&self, range: &Range<u64>, len: u64) -> Option<Range<u64>> {
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let first = known.partition_point(|end| *end <= range.start);
-        let start = first.checked_sub(1).and_then(|before| known.get(before)).copied().unwrap_or(0);
-        let after = known.partition_point(|end| *end < range.end);
-        (!known.is_empty()).then(|| start..known.get(after).copied().unwrap_or(len))
+        let KnownEnds { tensors, ranges, .. } = &*self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let first = tensors.partition_point(|end| *end <= range.start);
+        let start = first.checked_sub(1).and_then(|before| tensors.get(before)).copied().unwrap_or(0);
+        let end = tensors.get(tensors.partition_point(|end| *end < range.end)).copied().unwrap_or(len);
+        let bounds = ranges.iter().flat_map(|whole| [whole.start, whole.end]);
+        let nearest = bounds.fold(start..end, |Range { start, end }, bound| {
+            let before = if bound <= range.start { start.max(bound) } else { start };
+            before..if bound >= range.end { end.min(bound) } else { end }
+        });
+        (!tensors.is_empty()).then_some(nearest)
+    }
+}
+
+impl Drop for WholeRange {
+    fn drop(&mut self) {
+        let mut known = self.ends.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = known.ranges.iter().position(|range| *range == self.range) {
+            known.ranges.swap_remove(at);
+        }
+        if known.recent.len() == RECENT {
+            known.recent.pop_front();
+        }
+        known.recent.push_back(self.end);
     }
 }
 

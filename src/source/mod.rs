@@ -32,7 +32,7 @@ pub use error::{Error, ErrorCause, FetchFailure, RemoteFailure, strerror};
 pub use fetched::{FetchedFile, FetchedOpener, fetched_files_limit, limit_fetched_files};
 pub use file::{MappedFile, limit_open_files};
 pub use filled::{FillProcess, OpenFetched};
-pub use info::{ReadAheadEnds, SourceInfo, each_run, indices, span_of_runs};
+pub use info::{ReadAheadEnds, SourceInfo, WholeRange, each_run, indices, span_of_runs};
 pub use local::{
     announce, device_at, exists, is_dir, len_at, list_dir, modified_at, open_beneath, open_local, stat_at, was_always,
 };
@@ -126,11 +126,10 @@ impl dyn Source + '_ {
         }
     }
 
-    /// Ends read-ahead at an offset in bytes too, because nothing after it will be read soon.
-    pub fn end_ahead_at(&self, end: u64) {
-        if let Some(known) = &self.info().ends {
-            known.add(end);
-        }
+    /// Says that a range in bytes is read as a whole, and nothing beside it, so that nothing beside it is read ahead
+    /// until the result is dropped. `None` if nothing is read ahead at all.
+    pub fn read_whole(&self, range: Range<u64>) -> Option<WholeRange> {
+        Some(self.info().ends.as_ref()?.add(range))
     }
 }
 
@@ -287,13 +286,19 @@ mod tests {
         let bytes = source.bytes(4 * BLOCK..5 * BLOCK).unwrap();
         assert!(matches!(&bytes, Bytes::Mapped(_)) && bytes.verify(false).is_ok());
         source.prepare(8 * BLOCK..9 * BLOCK, &|| false).unwrap();
-        source.end_ahead_at(6 * BLOCK);
+        let whole = [(); 2].map(|()| source.read_whole(5 * BLOCK..6 * BLOCK));
         source.prepare(5 * BLOCK..6 * BLOCK, &|| false).unwrap();
+        source.prepare(3 * BLOCK..4 * BLOCK, &|| false).unwrap();
+        drop(whole);
+        let _after = source.read_whole(6 * BLOCK..7 * BLOCK - 1);
+        source.prepare(6 * BLOCK..6 * BLOCK + 1, &|| false).unwrap();
         let expected = [
             (0..9, 0..0),
             (4 * BLOCK..5 * BLOCK, 3 * BLOCK..7 * BLOCK),
             (8 * BLOCK..9 * BLOCK, 7 * BLOCK..len),
-            (5 * BLOCK..6 * BLOCK, 3 * BLOCK..6 * BLOCK),
+            (5 * BLOCK..6 * BLOCK, 5 * BLOCK..6 * BLOCK),
+            (3 * BLOCK..4 * BLOCK, 3 * BLOCK..5 * BLOCK),
+            (6 * BLOCK..6 * BLOCK + 1, 6 * BLOCK..7 * BLOCK),
         ];
         assert_eq!(asked.lock().unwrap()[..], expected);
     }

@@ -30,7 +30,7 @@ pub use overflow::{OverflowingTensor, find_overflows, overflow_bytes};
 pub use results::CachedResults;
 pub use selection::ExportTensors;
 pub use shards::{IndexedShard, ShardTensors, index_text};
-pub use stats::{has_statistics, part_stats, stats_blocks, tensor_stats};
+pub use stats::{has_statistics, part_stats, read_whole_part, stats_blocks, tensor_stats};
 pub use sums::{stored_path, sum_line, tensor_sum};
 pub use table::{UnknownView, ViewFile, ViewFiles, names, shown_views};
 pub use values::{FloatDtype, ValueConversion, own as numbers};

@@ -6,6 +6,7 @@ use super::views::ModelViews;
 use crate::content::{Content, Error, GeneratedBytes, ReadRequest, WaitResource};
 use crate::format::Dtype;
 use crate::model::{Model, TensorId, TensorNumbers};
+use crate::source::WholeRange;
 use crate::stats::{self, StatsAccumulator, TensorStats};
 use crate::threads::{self, cores};
 use std::ops::Range;
@@ -37,6 +38,11 @@ pub fn part_stats(
     request: &ReadRequest,
 ) -> Result<StatsAccumulator, Error> {
     count_part(numbers.dtype(), &own(model, numbers), part, request)
+}
+
+/// Says that such a part is read as a whole: see [`Content::read_whole`].
+pub fn read_whole_part(model: &Model, numbers: &TensorNumbers, part: &Range<u64>) -> Vec<WholeRange> {
+    own(model, numbers).read_whole(part)
 }
 
 /// The file of a tensor. The whole file is computed at the first read.

@@ -117,6 +117,21 @@ fn reader_that_stops_wastes_at_most_what_it_may() {
 }
 
 #[test]
+fn rows_cost_at_most_as_much_again() {
+    const MIB: u64 = 1 << 20;
+    for (rtt, gbit) in [(5, 1.0), (30, 1.0), (30, 10.0), (150, 10.0)] {
+        for len in [256 << 10, MIB, 16 * MIB, 512 * MIB] {
+            let job = job::slice(len);
+            let (outcome, _) = run(&job, rtt, gbit);
+            let wasted = outcome.bytes - job.bytes();
+            let lead = if len > MIB { LEAD } else { 4 * MIB };
+            assert!(wasted <= len.min(64 * MIB) + lead, "{rtt} ms, {gbit} Gbit/s: {len}, {}", at(&outcome));
+        }
+    }
+    check(&job::slice(512 << 20), [[1.05, 1.35], [1.1, 2.2]], 300);
+}
+
+#[test]
 fn scattered_needs_are_coalesced() {
     // 252 faults and 400 rows.
     let (outcome, _) = run(&job::deep_faults(), 30, 10.0);

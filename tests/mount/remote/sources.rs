@@ -355,6 +355,40 @@ fn versions_of_remote_files_are_served_if_all_changes_are_noticed() {
     assert!(second.0.starts_with('"') && second != first, "{second:?}");
 }
 
+#[cfg(feature = "serve")]
+#[test]
+fn served_ranges_cost_their_own_bytes() {
+    use crate::serve::support::Server;
+    use crate::support::wait_until;
+    use std::ops::Range;
+
+    const MIB: u64 = 1 << 20;
+    let client = Client::new();
+    let bytes = client.one("models/m.safetensors", 64 << 20, 1);
+    let nginx = web(&client, "models");
+    let server = Server::new(&client.scene, &nginx.url("m.safetensors"), &[]);
+    let sent = || requests(&nginx, "m.safetensors").iter().map(|(_, sent)| sent).sum::<u64>();
+    let read = |path: &str, range: Range<u64>| {
+        let header = format!("bytes={}-{}", range.start, range.end - 1);
+        server.request("GET", path, &[("Range", &header)]).body
+    };
+    // Rows in the middle, as stored and as float32.
+    let rows = 4 * MIB + 1234..12 * MIB + 1;
+    let before = sent();
+    let indices = rows.start as usize..rows.end as usize;
+    assert!(read("tensors/w", rows.clone()) == bytes[indices.clone()]);
+    assert!(sent() - before <= rows.end - rows.start + 2 * BLOCK, "{before} {}", sent());
+    let before = sent();
+    let rows = 20 * MIB + 99..22 * MIB;
+    let values = read("f32/w.f32", rows.start * 4..rows.end * 4);
+    assert!(values[..4] == f32::from(bytes[rows.start as usize]).to_le_bytes());
+    assert!(sent() - before <= rows.end - rows.start + 2 * BLOCK, "{before} {}", sent());
+    // What follows is fetched before a reader of one range after the other asks for it.
+    let before = sent();
+    (40..42).for_each(|at| assert_eq!(read("tensors/w", at * MIB..(at + 1) * MIB).len() as u64, MIB));
+    wait_until("more is read ahead", || sent() - before > 3 * MIB);
+}
+
 #[test]
 fn headers_cost_one_request_or_two() {
     require_fuse!();

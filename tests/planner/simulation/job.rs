@@ -135,6 +135,15 @@ pub fn tensor(depth: usize) -> Job {
     Job::new(&name, vec![model()], vec![reader(reads(0, &TENSOR, MIB), depth)])
 }
 
+/// Rows in the middle of a tensor, read as a memory map or `pread` of them on a mount is.
+pub fn slice(len: u64) -> Job {
+    let tensor = 31_336..31_336 + 2_147_483_648;
+    let rows = tensor.start + 805_306_368..tensor.start + 805_306_368 + len;
+    let mut accesses = reads(0, &rows, MIB);
+    accesses.iter_mut().for_each(|access| access.within = tensor.clone());
+    Job::new(&format!("{} MB of a tensor of 2 GB", len / 1_000_000), vec![tensor.end], vec![reader(accesses, 2)])
+}
+
 /// A command that asks for the whole tensor.
 pub fn tensor_at_once() -> Job {
     Job::new("33 MB tensor at once", vec![model()], vec![reader(reads(0, &TENSOR, TENSOR.end), 1)])
@@ -269,6 +278,8 @@ pub fn all() -> Vec<Job> {
         tensor(4),
         tensor(16),
         tensor_at_once(),
+        slice(16 << 20),
+        slice(512 << 20),
         whole_file(),
         copy_tensors(),
         copy_tensors_wide(),
