@@ -8,7 +8,7 @@ use crate::model::{self, Catalog, CatalogFolder, FolderId, FolderItem, ModelId};
 use crate::source::{self, Location};
 use crate::text::message;
 use crate::threads;
-use crate::view::{CachedResults, ShownViews};
+use crate::view::{CachedResults, ExportFile, ExportTree, ShownViews, View};
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
@@ -22,19 +22,27 @@ const LINKS: u8 = 1;
 const BROKEN: u8 = 2;
 /// `NAME.error.txt` of a directory that cannot be read.
 const UNREADABLE: u8 = 3;
+/// `export/` of a pipeline, which has the number 0, and the folders below it.
+const EXPORT_FOLDERS: u8 = 4;
+/// The files below `export/`.
+pub(super) const EXPORT_FILES: u8 = 5;
 
 /// The folders of a catalog, and the models in them that have been opened.
 #[derive(Debug)]
 pub(super) struct CatalogFolders {
-    catalog: Catalog,
+    pub(super) catalog: Catalog,
     shown: ShownViews,
-    ownership: Ownership,
+    pub(super) ownership: Ownership,
     models: Vec<ModelSlot>,
     results: Arc<CachedResults>,
     /// The files that are not models, by their number as links, once somebody has asked for them.
     others: Vec<OnceLock<DeferredFile>>,
     /// The folders whose changes were logged, or are not to be logged.
     changed: Mutex<HashSet<FolderId>>,
+    /// Whether `export/` of a pipeline is shown.
+    has_exports: bool,
+    /// The files of `export/`, once somebody has asked for them.
+    pub(super) exports: OnceLock<ExportTree>,
 }
 
 /// A model that may not be open yet. Both cells are set at most once. After a transient failure, a cell stays empty and
@@ -57,7 +65,7 @@ impl ModelSlot {
 
 /// The final result of reading the header of a model.
 #[derive(Debug)]
-enum HeaderVerdict {
+pub(super) enum HeaderVerdict {
     /// The model can be opened and has this owner.
     Sound(FileOwner),
     /// The model cannot be opened, for this reason. The owner is that of its error file.
@@ -73,14 +81,18 @@ enum FolderNode<'f> {
     Remote(usize, u64),
     /// An error file: its text and its owner.
     Error(Cow<'f, str>, FileOwner),
+    /// `export/` of a pipeline, or a folder below it, by its number.
+    ExportFolder(usize),
+    ExportFile(&'f ExportFile),
 }
 
 impl CatalogFolders {
     pub fn new(catalog: Catalog, shown: ShownViews, ownership: Ownership) -> Self {
         let models = catalog.models().map(|_| ModelSlot::default()).collect();
         let others = catalog.links().iter().map(|_| OnceLock::new()).collect();
-        let (results, changed) = Default::default();
-        Self { catalog, shown, ownership, models, results, others, changed }
+        let has_exports = shown.contains(View::EXPORT) && catalog.is_pipeline();
+        let (results, changed, exports) = Default::default();
+        Self { catalog, shown, ownership, models, results, others, changed, has_exports, exports }
     }
 
     /// Reads the headers of all models, so that no reader has to wait for them later. If one cannot be read, it is
@@ -122,7 +134,7 @@ impl CatalogFolders {
     }
 
     /// The verdict on a model. Fails if it is not available at present.
-    fn check(&self, model: ModelId, request: &ReadRequest) -> Result<&HeaderVerdict, Error> {
+    pub(super) fn check(&self, model: ModelId, request: &ReadRequest) -> Result<&HeaderVerdict, Error> {
         let slot = self.models.get(model.index()).ok_or(Error::NoEntry)?;
         match slot.verdict.get() {
             Some(verdict) => Ok(verdict),
@@ -174,7 +186,11 @@ impl CatalogFolders {
     }
 
     pub fn lookup(&self, parent: Ino, name: &[u8], request: &ReadRequest) -> Result<Attr, Error> {
-        let FolderNode::Folder(_, folder) = self.node(parent)? else { return Err(Error::NotADirectory) };
+        let folder = match self.node(parent)? {
+            FolderNode::Folder(_, folder) => folder,
+            FolderNode::ExportFolder(number) => return self.find_export(number, name, request),
+            _ => return Err(Error::NotADirectory),
+        };
         match folder.find(OsStr::from_bytes(name)).ok_or(Error::NoEntry)? {
             (FolderItem::Model(model), is_error) => match (self.check(model, request)?, is_error) {
                 (HeaderVerdict::Sound(_), false) => self.model_attr(model, request),
@@ -196,11 +212,13 @@ impl CatalogFolders {
             }
             FolderNode::Remote(_, size) => Ok(self.owner(FolderId::new(0))?.file(ino, size, size.div_ceil(SECTOR))),
             FolderNode::Error(text, owner) => Ok(owner.file(ino, text.len() as u64 + 1, 1)),
+            FolderNode::ExportFolder(number) => self.export_folder_attr(number),
+            FolderNode::ExportFile(file) => self.export_attr(ino, file),
         }
     }
 
     /// The owner of files that have the permissions of a folder.
-    fn owner(&self, folder: FolderId) -> Result<FileOwner, Error> {
+    pub(super) fn owner(&self, folder: FolderId) -> Result<FileOwner, Error> {
         Ok(self.ownership.of(self.catalog.folder(folder).ok_or(Error::NoEntry)?.stat))
     }
 
@@ -211,7 +229,11 @@ impl CatalogFolders {
         request: &ReadRequest,
         mut add: impl FnMut(Dentry<'s>) -> bool,
     ) -> Result<(), Error> {
-        let FolderNode::Folder(number, folder) = self.node(ino)? else { return Err(Error::NotADirectory) };
+        let (number, folder) = match self.node(ino)? {
+            FolderNode::Folder(number, folder) => (number, folder),
+            FolderNode::ExportFolder(number) => return self.list_exports(number, offset, request, add),
+            _ => return Err(Error::NotADirectory),
+        };
         // Without a verdict, it is unknown whether the entry is a directory or an error file. So missing verdicts
         // are determined before the first entry is passed to `add`.
         let models = folder.entries.iter().filter_map(|entry| match entry.item {
@@ -241,6 +263,9 @@ impl CatalogFolders {
             return Ok(());
         }
         for (at, entry) in folder.entries.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
+            if entry.item == FolderItem::Export && !self.has_exports {
+                continue;
+            }
             let (ino, kind) = self.item(entry.item);
             let is_error = matches!((ino::split_ino(ino).0, ino::unpack(ino).0), (0, BROKEN | UNREADABLE));
             let name = Cow::Borrowed(&**if is_error { &entry.error } else { &entry.name });
@@ -284,7 +309,8 @@ impl CatalogFolders {
 
     pub fn open(&self, ino: Ino) -> Result<Content, Error> {
         match self.node(ino)? {
-            FolderNode::Folder(..) => Err(Error::IsADirectory),
+            FolderNode::Folder(..) | FolderNode::ExportFolder(_) => Err(Error::IsADirectory),
+            FolderNode::ExportFile(file) => self.export_content(file),
             // A link leads to a file of this machine.
             FolderNode::Link(number) => {
                 let len = source::len_at(&self.catalog.links()[number]).ok_or(Error::NoEntry)?;
@@ -315,7 +341,8 @@ impl CatalogFolders {
     /// See [`super::Superblock::version`].
     pub fn version(&self, ino: Ino) -> Result<Option<String>, Error> {
         match self.node(ino)? {
-            FolderNode::Folder(..) => Err(Error::IsADirectory),
+            FolderNode::Folder(..) | FolderNode::ExportFolder(_) => Err(Error::IsADirectory),
+            FolderNode::ExportFile(file) => Ok(self.export_version(file)),
             FolderNode::Link(_) | FolderNode::Remote(..) => Ok(None),
             FolderNode::Error(text, _) => Ok(Some(text.into_owned())),
         }
@@ -337,6 +364,7 @@ impl CatalogFolders {
                 };
                 (ino::pack(LINKS, link as u32), kind)
             }
+            FolderItem::Export => (export_folder_ino(0), FileKind::Dir),
             FolderItem::Unreadable(number) => (ino::pack(UNREADABLE, number as u32), FileKind::File),
             FolderItem::Model(model) => match self.models[model.index()].verdict.get() {
                 Some(HeaderVerdict::Broken(..)) => (ino::pack(BROKEN, model.into()), FileKind::File),
@@ -367,6 +395,11 @@ impl CatalogFolders {
                 Some((reason, folder)) => Some(FolderNode::Error(message(reason).into(), self.owner(folder)?)),
                 None => None,
             },
+            EXPORT_FOLDERS => {
+                let is_made = self.exports.get().is_some_and(|tree| tree.folder(number as usize).is_some());
+                (is_made || number == 0 && self.has_exports).then_some(FolderNode::ExportFolder(number as usize))
+            }
+            EXPORT_FILES => self.exports.get().and_then(|tree| tree.file(number as usize)).map(FolderNode::ExportFile),
             _ => None,
         };
         found.ok_or(Error::NoEntry)
@@ -378,6 +411,11 @@ fn tree(model: ModelId) -> u32 {
     u32::from(model) + 1
 }
 
-fn folder_ino(folder: FolderId) -> Ino {
+pub(super) fn folder_ino(folder: FolderId) -> Ino {
     ino::pack(FOLDERS, u32::from(folder) + ROOT as u32)
+}
+
+/// The inode of `export/` of a pipeline, or of a folder below it, by its number.
+pub(super) fn export_folder_ino(number: usize) -> Ino {
+    ino::pack(EXPORT_FOLDERS, number as u32)
 }

@@ -7,6 +7,7 @@ mod generations;
 mod ino;
 mod parked;
 mod path;
+mod pipeline;
 mod superblock;
 #[cfg(test)]
 mod tests;

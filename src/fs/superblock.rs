@@ -198,7 +198,7 @@ impl Superblock {
     /// The model whose root has this inode number, if it is the root of one.
     pub fn model(&self, ino: Ino, request: &ReadRequest) -> Result<Option<&Model>, Error> {
         match self.tree(ino, request)? {
-            (InodeTree::Volume(volume), ROOT) => Ok(Some(volume.model())),
+            (InodeTree::Volume(volume), ROOT) => Ok(Some(&**volume.model())),
             _ => Ok(None),
         }
     }

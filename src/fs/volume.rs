@@ -340,7 +340,7 @@ impl ModelVolume {
         Ok(files)
     }
 
-    pub fn model(&self) -> &Model {
+    pub fn model(&self) -> &Arc<Model> {
         &self.views.model
     }
 

@@ -20,11 +20,13 @@ use std::path::{Path, PathBuf};
 /// Maximum number of files. Those of this machine stay open.
 const FILES_MAX: usize = 1000;
 
-/// The files that were found in a directory whose only model lies directly in it.
-pub(super) fn files_in(catalog: &Catalog) -> OtherFiles {
+/// The files that were found in a directory whose only model lies directly in it, or in a pipeline, and whether some
+/// were left out because they are too many. Messages say that they are shown in the folder `shown_in`.
+pub(super) fn files_in(catalog: &Catalog, shown_in: &str) -> (OtherFiles, bool) {
     let mut search = FileSearch::new((&catalog.top, catalog.dirs.listed(&catalog.top)), None);
     search.add_folder(catalog, FolderId::new(0), 0);
-    search.finish()
+    let has_more = search.has_more;
+    (search.finish(shown_in), has_more)
 }
 
 /// The files directly beside a model that the user named.
@@ -67,7 +69,7 @@ pub(super) fn files_beside(model: &Model) -> OtherFiles {
         search.add_file(folder, name, &dir.join(&entry.name));
     }
     search.found.drop_empty_folder();
-    search.finish()
+    search.finish(FILES)
 }
 
 /// Whether the name of an entry beside a model is not hidden, and not that of a model, unless it is a supplement.
@@ -86,6 +88,9 @@ fn blob_of(link: &Path, blobs: &Path) -> Option<PathBuf> {
         target.parent()?.ends_with("blobs") && link.parent()?.join(&target).canonicalize().ok()? == blobs.join(name);
     is_blob.then(|| Path::new(blobs.file_name().unwrap_or_default()).join(name))
 }
+
+/// The folder that shows the other files of one model.
+pub(super) const FILES: &str = "files/";
 
 struct FileSearch<'s> {
     /// The directory of the model.
@@ -122,7 +127,7 @@ impl<'s> FileSearch<'s> {
                     }
                 }
                 FolderItem::Link(link) => self.add_file(number, name, &catalog.links()[link]),
-                FolderItem::Model(_) | FolderItem::Unreadable(_) => {}
+                FolderItem::Model(_) | FolderItem::Export | FolderItem::Unreadable(_) => {}
             }
         }
         self.found.drop_empty_folder().then_some(number)
@@ -176,14 +181,14 @@ impl<'s> FileSearch<'s> {
         Ok(Some(OtherFile { stat, bytes: OtherBytes::Local(source) }))
     }
 
-    fn finish(self) -> OtherFiles {
+    fn finish(self, shown_in: &str) -> OtherFiles {
         match self.failed {
             None => {}
-            Some((error, 1)) => log::warn!("{error}; it is not shown in files/"),
-            Some((error, count)) => log::warn!("{error}; it and {} more are not shown in files/", count - 1),
+            Some((error, 1)) => log::warn!("{error}; it is not shown in {shown_in}"),
+            Some((error, count)) => log::warn!("{error}; it and {} more are not shown in {shown_in}", count - 1),
         }
         if self.has_more {
-            log::warn!("{}: only the first {FILES_MAX} files that are not models are shown in files/", self.top);
+            log::warn!("{}: only the first {FILES_MAX} files that are not models are shown in {shown_in}", self.top);
         }
         self.found
     }

@@ -3,7 +3,7 @@
 use super::access::{NOBODY, restrict_access, restrict_description};
 use super::assemble::ollama::OllamaManifest;
 use super::assemble::{self, KnownFiles, assemble_model};
-use super::beside::{files_beside, files_in};
+use super::beside::{FILES, files_beside, files_in};
 use super::catalog::Catalog;
 use super::error::Error;
 use super::ids::ModelId;
@@ -31,7 +31,10 @@ impl OpenedModel {
                 let parts = sources.filter_map(|source| source.path());
                 parts.chain(local_paths(&model.facts.others)).map(PathBuf::from).collect()
             }
-            Self::Catalog(catalog) => catalog.reads.iter().filter_map(|read| Some(read.path()?.to_owned())).collect(),
+            Self::Catalog(catalog) => {
+                let models = catalog.reads.iter().filter_map(|read| read.path());
+                models.chain(local_paths(&catalog.others)).map(PathBuf::from).collect()
+            }
         }
     }
 }
@@ -39,7 +42,7 @@ impl OpenedModel {
 /// Opens a model, or a directory with models in it or below it. A directory whose only model lies directly in it is
 /// opened as that model, and so is one whose only model is the latest checkpoint of DeepSpeed.
 pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel, Error> {
-    let Some(catalog) = catalog(location, mode)? else {
+    let Some(mut catalog) = catalog(location, mode)? else {
         let mut model = open_model(location, mode)?;
         let dirs = Directories::default();
         // The directory that holds an index, a manifest or splits is not part of the source.
@@ -58,11 +61,16 @@ pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel
             restrict_access(&mut model, &base)?;
             let dir = base.and_then(|base| base.stat());
             model.facts.needed.push(dir.map_or(NOBODY, SourceStat::search));
-            model.facts.others = files_in(&catalog);
+            (model.facts.others, _) = files_in(&catalog, FILES);
             Ok(OpenedModel::Model(model.into()))
         }
         None if catalog.models().len() == 0 => Err(no_model(location, &catalog)),
-        None => Ok(OpenedModel::Catalog(catalog.into())),
+        None => {
+            if catalog.is_pipeline() {
+                (catalog.others, catalog.lacks_others) = files_in(&catalog, "export/hf/");
+            }
+            Ok(OpenedModel::Catalog(catalog.into()))
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::content::{Content, Error, GeneratedBytes, Segment, SegmentSeries, Sou
 use crate::format::safetensors::{MAX_HEADER, NAME as SAFETENSORS};
 use crate::format::{Dtype, MetadataValue, TensorInfo, numpy};
 use crate::model::quantization::COMFY_METADATA;
-use crate::model::{self, FileTree, Model, ModelFileId, TensorId, TensorNumbers};
+use crate::model::{self, FileTree, Model, ModelFileId, ModelId, TensorId, TensorNumbers};
 use crate::name;
 use crate::text::quote;
 use std::borrow::Cow;
@@ -240,6 +240,8 @@ pub type ExportTree = FileTree<ExportFile>;
 #[derive(Debug)]
 pub enum ExportFile {
     Made(Content),
+    /// Weights of a part of a pipeline, which are those of this model.
+    Weights(Content, ModelId),
     /// One of the other files of the model's directory, by its number.
     Other(usize),
 }

@@ -1,6 +1,7 @@
 //! `export/hf/`: the model as a folder that `from_pretrained` of transformers opens. It has the other files of the
 //! model's directory, and the weights as safetensors files under the names that loaders look for. `export/hf-bf16/` and
-//! `export/hf-f32/` are the same of a quantized model, with dequantized weights.
+//! `export/hf-f32/` are the same of a quantized model, with dequantized weights. The folder of a pipeline has the
+//! weights of its parts.
 //!
 //! Source: `modeling_utils.py` of transformers and `utils/modeling.py` of accelerate.
 
@@ -11,10 +12,13 @@ use super::values::{FloatDtype, ValueConversion};
 use crate::content::{Content, Segment};
 use crate::format::{Dtype, MetadataValue, pytorch, safetensors};
 use crate::model::quantization::QuantizedWeight;
-use crate::model::{self, INDEX, Model, ModelFile, ModelFileId, OtherFiles, TensorId, TreeEntry};
+use crate::model::{
+    self, Catalog, FolderId, INDEX, Model, ModelFile, ModelFileId, OtherFiles, TensorId, TreeEntry, TreeFolder,
+};
 use crate::name;
 use crate::text::quote;
 use serde_json::{Map, Value};
+use std::ffi::OsStr;
 use std::sync::Arc;
 
 /// The folders, and the dtype of dequantized weights in each.
@@ -43,7 +47,8 @@ const NAME_MAX: usize = 255;
 const DIFFUSERS: &str = "diffusion_pytorch_model";
 
 /// The ends of the names of files that programs take for weights.
-const WEIGHTS: [&str; 9] = [".safetensors", ".sft", ".bin", ".pt", ".pt2", ".pth", ".pkl", ".ckpt", ".gguf"];
+const WEIGHTS: [&str; 11] =
+    [".safetensors", ".sft", ".bin", ".pt", ".pt2", ".pth", ".pkl", ".ckpt", ".gguf", ".msgpack", ".h5"];
 
 /// The beginnings of the names of files that training writes beside the weights.
 const TRAINING: [&str; 5] = ["optimizer", "scheduler", "rng_state", "training_args", "adapter_"];
@@ -73,20 +78,51 @@ pub fn add_folders(model: &Arc<Model>, dequantized: bool, tree: &mut ExportTree)
 
 fn add_folder(model: &Arc<Model>, (name, to): (&str, Option<FloatDtype>), tree: &mut ExportTree) -> Result<(), String> {
     let config = to.map(|to| converted_config(model, to)).transpose()?;
-    let weights = weight_files(model, to)?;
+    let weights = weight_files(model, stem_of(model), to)?;
     let Some(folder) = add_others(&model.facts.others, 0, tree, 0, config) else { return Ok(()) };
     for (name, content) in weights {
         tree.add_file(folder, name, ExportFile::Made(content));
     }
-    tree.insert(0, folder_name(model, name), TreeEntry::Folder(folder));
+    tree.insert(0, folder_name(model.main_file().parent().file_name(), name), TreeEntry::Folder(folder));
     Ok(())
+}
+
+/// Adds to `export/` the folder for a pipeline, without the weights of its parts, and returns its number if there is
+/// anything in it.
+pub fn add_pipeline(catalog: &Catalog, tree: &mut ExportTree) -> Option<usize> {
+    let folder = add_others(catalog.others(), 0, tree, 0, None)?;
+    let location = &catalog.folder(FolderId::new(0))?.location;
+    let [(name, _), ..] = FOLDERS;
+    tree.insert(0, folder_name(location.file_name(), name), TreeEntry::Folder(folder));
+    Some(folder)
+}
+
+/// The files of weights of a part of a pipeline, whose library is diffusers or another one.
+pub fn part_files(model: &Arc<Model>, is_of_diffusers: bool) -> Result<WeightFiles, String> {
+    if !has_readable_weights(model) {
+        let name = quote(&model.main_file().file_name().to_string_lossy());
+        return Err(format!("{name} does not have weights in safetensors or PyTorch files"));
+    }
+    match refusal(model) {
+        Some(refusal) => Err(refusal),
+        None => weight_files(model, if is_of_diffusers { DIFFUSERS } else { stem_of(model) }, None),
+    }
 }
 
 /// Whether the model is one of safetensors or PyTorch files and has a configuration.
 fn has_folder(model: &Model) -> bool {
-    let config = model.facts.others.folder(0).and_then(|folder| folder.find(CONFIG));
+    model.facts.others.folder(0).is_some_and(has_config) && has_readable_weights(model)
+}
+
+/// Whether a folder has a configuration.
+pub fn has_config(folder: &TreeFolder) -> bool {
+    matches!(folder.find(CONFIG), Some(TreeEntry::File(_)))
+}
+
+/// Whether the model has the weights of a network, in safetensors or PyTorch files.
+fn has_readable_weights(model: &Model) -> bool {
     let is_read = |file: &ModelFile| [safetensors::NAME, pytorch::NAME].contains(&file.header.format);
-    matches!(config, Some(TreeEntry::File(_))) && model.form.holds_weights && model.files.iter().all(is_read)
+    model.form.holds_weights && model.files.iter().all(is_read)
 }
 
 /// Why the files are not the weights of a whole model. Loaders would take random numbers for what is missing.
@@ -168,10 +204,11 @@ fn convert_fields(config: &mut Map<String, Value>, to: FloatDtype) {
     config.values_mut().filter_map(Value::as_object_mut).for_each(|part| convert_fields(part, to));
 }
 
-/// The name of a folder. A copy of it beside the directory of the model must not overwrite the model.
-fn folder_name(model: &Model, name: &str) -> String {
+/// The name of a folder. A copy of it beside the directory of the model, which is called `dir`, must not overwrite the
+/// model.
+fn folder_name(dir: &OsStr, name: &str) -> String {
     let mut found = name.to_owned();
-    while model.main_file().parent().file_name() == &found[..] {
+    while dir == &found[..] {
         found = format!("{found}-{name}");
     }
     found
@@ -212,10 +249,14 @@ fn is_weights(name: &str) -> bool {
     WEIGHTS.iter().any(|end| lower.ends_with(end)) || model::index_stem(name.as_ref()).is_some()
 }
 
-/// The files of weights, and their index if loaders need one. Fails if a safetensors file cannot hold a tensor.
-fn weight_files(model: &Arc<Model>, to: Option<FloatDtype>) -> Result<WeightFiles, String> {
+/// The beginning of the names under which loaders look for the weights.
+fn stem_of(model: &Model) -> &'static str {
     let name = model.main_file().file_name().to_string_lossy();
-    let stem = if name.starts_with(DIFFUSERS) { DIFFUSERS } else { "model" };
+    if name.starts_with(DIFFUSERS) { DIFFUSERS } else { "model" }
+}
+
+/// The files of weights, and their index if loaders need one. Fails if a safetensors file cannot hold a tensor.
+fn weight_files(model: &Arc<Model>, stem: &str, to: Option<FloatDtype>) -> Result<WeightFiles, String> {
     match to {
         None if are_safetensors(model) => stored_files(model, stem),
         to => made_files(model, stem, to.map(|to| ValueConversion { to, dequantized: true }), SHARD_MAX),

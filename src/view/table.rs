@@ -118,7 +118,7 @@ pub const VIEWS: &[ViewRow] = &[
             is_ready: |views| views.exports_if_made().is_some(),
             folder: |views, folder| views.exports().folder(folder),
             file: |views, file| match views.exports().file(file)? {
-                ExportFile::Made(content) => Some(FolderFile::Made(content)),
+                ExportFile::Made(content) | ExportFile::Weights(content, _) => Some(FolderFile::Made(content)),
                 ExportFile::Other(number) => views.other(*number).map(FolderFile::Other),
             },
         },

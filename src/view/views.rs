@@ -65,14 +65,7 @@ impl ModelViews {
     /// Fails if the request must not wait, and a text or table of `MANY_TENSORS` tensors or more has to be made first.
     /// `is_made` means that it exists already.
     pub fn check_wait(&self, is_made: bool, request: &ReadRequest) -> Result<(), Error> {
-        let tensors = self.model.listed().len();
-        if is_made || tensors < MANY_TENSORS {
-            return Ok(());
-        }
-        let need = WaitResource::Cores { bytes: tensors as u64 * BYTES_EACH, device: None };
-        // One table is made at a time. Each is made once.
-        let key = ResultId { model: self.number, kind: ResultId::TABLES, item: 0 };
-        request.wait(WaitFor { need, key: Some(key) })
+        if is_made { Ok(()) } else { wait_for_tables(self.model.listed().len(), self.number, request) }
     }
 
     /// The content of a file. `make` is called at the first request; after that, the content is cached.
@@ -87,4 +80,16 @@ impl ModelViews {
         self.check_wait(kept.get().is_some(), request)?;
         Ok(kept.get_or_init(make).clone())
     }
+}
+
+/// Waits to make texts or tables of this many tensors, if they are many. `number` is that of a model or, for a table of
+/// several models, 0. Fails if the request must not wait.
+pub fn wait_for_tables(tensors: usize, number: u32, request: &ReadRequest) -> Result<(), Error> {
+    if tensors < MANY_TENSORS {
+        return Ok(());
+    }
+    let need = WaitResource::Cores { bytes: tensors as u64 * BYTES_EACH, device: None };
+    // One table is made at a time. Each is made once.
+    let key = ResultId { model: number, kind: ResultId::TABLES, item: 0 };
+    request.wait(WaitFor { need, key: Some(key) })
 }

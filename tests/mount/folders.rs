@@ -46,11 +46,12 @@ fn pipeline_has_folder_for_each_model() {
         r#"{"metadata":{},"weight_map":{"a":"model.fp16-00001-of-00002.safetensors","b":"model.fp16-00002-of-00002.safetensors"}}"#,
     )
     .unwrap();
-    std::fs::write(scene.path("pipe/model_index.json"), "{}").unwrap();
+    let parts = r#"{"unet": ["diffusers", "UNet2DConditionModel"]}"#;
+    std::fs::write(scene.path("pipe/model_index.json"), parts).unwrap();
     std::fs::write(scene.path("pipe/unet/config.json"), "{\"a\": 1}").unwrap();
     std::fs::write(scene.path("pipe/tokenizer/vocab.json"), "vocabulary").unwrap();
     let mount = scene.mount(&scene.path("pipe"), &[]);
-    assert_eq!(names(&mount, ""), ["model_index.json", "text_encoder", "tokenizer", "unet", "vae"]);
+    assert_eq!(names(&mount, ""), ["export", "model_index.json", "text_encoder", "tokenizer", "unet", "vae"]);
     assert_eq!(names(&mount, "unet"), ["config.json", "diffusion_pytorch_model", "diffusion_pytorch_model.fp16"]);
     assert_eq!(names(&mount, "text_encoder"), ["model.fp16"]);
     assert_eq!(mount.read("unet/diffusion_pytorch_model/tensors/u"), pattern(10));

@@ -467,6 +467,293 @@ fn permissions_are_those_of_the_model_and_of_each_other_file() {
     scene.wait_for_end();
 }
 
+const PARTS: &str = r#"{
+  "_class_name": "StableDiffusionPipeline",
+  "_diffusers_version": "0.42.1",
+  "requires_safety_checker": false,
+  "safety_checker": [null, null],
+  "scheduler": ["diffusers", "PNDMScheduler"],
+  "text_encoder": ["transformers", "CLIPTextModel"],
+  "tokenizer": ["transformers", "CLIPTokenizer"],
+  "unet": ["diffusers", "UNet2DConditionModel"],
+  "vae": ["diffusers", "AutoencoderKL"]
+}"#;
+
+/// The files of [`pipeline`] that are not weights.
+const PIPELINE_OTHERS: [&str; 8] = [
+    "README.md",
+    "model_index.json",
+    "scheduler/scheduler_config.json",
+    "text_encoder/config.json",
+    "tokenizer/vocab.json",
+    "unet/config.json",
+    "unet/notes/made.txt",
+    "vae/config.json",
+];
+
+const UNET: &str = "diffusion_pytorch_model.safetensors";
+const UNET_INDEX: &str = "diffusion_pytorch_model.safetensors.index.json";
+const UNET_SHARDS: [&str; 2] =
+    ["diffusion_pytorch_model-00001-of-00002.safetensors", "diffusion_pytorch_model-00002-of-00002.safetensors"];
+
+/// Writes a pipeline of a UNet of two shards, an autoencoder and a text encoder, and a checkpoint that belongs to none
+/// of them.
+fn pipeline(scene: &Scene, dir: &str) -> PathBuf {
+    let path = scene.mkdir(dir);
+    for name in PIPELINE_OTHERS {
+        let file = path.join(name);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, format!("the text of {name}")).unwrap();
+    }
+    fs::write(path.join("model_index.json"), PARTS).unwrap();
+    let mut map = serde_json::Map::new();
+    for (shard, tensor) in UNET_SHARDS.iter().zip(tensors()) {
+        map.insert(tensor.0.into(), (*shard).into());
+        scene.model(&format!("{dir}/unet/{shard}"), &[tensor], PT);
+    }
+    let index = json!({"metadata": {"total_size": 34}, "weight_map": map});
+    fs::write(path.join("unet").join(UNET_INDEX), index.to_string()).unwrap();
+    scene.model(&format!("{dir}/vae/{UNET}"), &[("v", Dtype::F16, &[3], pattern(6))], PT);
+    scene.model(&format!("{dir}/text_encoder/model.safetensors"), &[("t", Dtype::F32, &[2], pattern(8))], PT);
+    scene.model(&format!("{dir}/whole.safetensors"), &tensors(), PT);
+    fs::write(path.join("text_encoder/flax.pth"), "the suffix of weights").unwrap();
+    path
+}
+
+/// The names of [`PIPELINE_OTHERS`] and of the weights of [`pipeline`].
+fn pipeline_files() -> Vec<String> {
+    let unet = [UNET_SHARDS[0], UNET_SHARDS[1], UNET_INDEX].map(|name| format!("unet/{name}"));
+    let others = PIPELINE_OTHERS.iter().map(|name| (*name).to_owned());
+    let parts = ["text_encoder/model.safetensors".to_owned(), format!("vae/{UNET}")];
+    let mut names: Vec<String> = others.chain(unet).chain(parts).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn pipeline_is_a_folder_with_the_weights_of_each_part() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = pipeline(&scene, "pipe");
+    let mount = scene.mount(&dir, &[]);
+    assert!(mount.list("").contains(&"export".to_owned()));
+    assert_eq!(mount.list("export"), ["hf"]);
+    assert_eq!(listed(&scene, &mount), pipeline_files());
+    for name in pipeline_files() {
+        assert_eq!(mount.read(format!("export/hf/{name}")), fs::read(dir.join(&name)).unwrap(), "{name}");
+    }
+    assert_eq!(mount.log(), "");
+    let stat = |path: &str| fs::metadata(mount.path(path)).unwrap();
+    let shown = stat("export/hf/vae/diffusion_pytorch_model.safetensors");
+    assert_eq!((shown.blocks(), shown.nlink()), (1, 1));
+    let parents = ["export", "export/hf", "export/hf/unet/notes"].map(|path| stat(&format!("{path}/..")).ino());
+    assert_eq!(parents, [".", "export", "export/hf/unet"].map(|path| stat(path).ino()));
+    assert_eq!(fs::read_dir(mount.path("export/none")).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+    // The models are shown as before.
+    assert_eq!(mount.read("vae/diffusion_pytorch_model/tensors/v"), pattern(6));
+
+    // A copy is a pipeline too, with and without a mount.
+    scene.ok(&format!("cp -r {} copied", mount.path("export/hf").display()));
+    scene.ok("weightfs cp pipe export/hf without && diff -r copied without/hf");
+    assert_eq!(files_below(&scene.path("copied")).len(), pipeline_files().len());
+    assert_eq!(scene.ok("weightfs cat pipe export/hf/model_index.json"), PARTS);
+    let said = scene.ok("weightfs ls --files -n pipe export/hf/vae");
+    assert!(said.contains("export/hf/vae/config.json") && said.contains(UNET), "{said}");
+
+    // The folder needs no view but its own.
+    let mount = scene.mount(&dir, &["--views=export"]);
+    assert_eq!(listed(&scene, &mount), pipeline_files());
+    let mount = scene.mount(&dir, &["--views=tensors"]);
+    assert!(!mount.list("").contains(&"export".to_owned()) && !mount.path("export").exists());
+
+    // Other files of these names are not hidden, and are not overwritten by a copy.
+    scene.ok("mv pipe hf && mkdir hf/export && touch hf/export/mine.txt");
+    let mount = scene.mount(&scene.path("hf"), &[]);
+    assert_eq!((mount.list("export"), mount.list("export~2")), (vec!["mine.txt".into()], vec!["hf-hf".into()]));
+    assert_eq!(mount.read("export~2/hf-hf/export/mine.txt"), b"");
+}
+
+#[test]
+fn part_of_a_pipeline_has_the_weights_that_its_loader_reads() {
+    require_fuse!();
+    let scene = Scene::new();
+    for (at, (part, files, expected)) in [
+        ("unet", &["diffusion_pytorch_model.fp16.safetensors", UNET][..], 1),
+        ("unet", &["diffusion_pytorch_model.fp16.safetensors"], 0),
+        ("unet", &["diffusion_pytorch_model.non_ema.safetensors", UNET], 1),
+        ("unet", &["odd.safetensors"], 0),
+        ("text_encoder", &["model.fp16.safetensors", "model.safetensors"], 1),
+        ("text_encoder", &["model.fp16.safetensors"], 0),
+        ("text_encoder", &["odd.safetensors"], 0),
+        // Files that the library of the part does not look for.
+        ("unet", &["diffusion_pytorch_model.fp16.safetensors", "model.fp16.safetensors", UNET], 2),
+        ("text_encoder", &[UNET, "model.safetensors"], 1),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let dir = pipeline(&scene, &format!("p{at}"));
+        for entry in fs::read_dir(dir.join(part)).unwrap().map(Result::unwrap) {
+            if entry.file_name().to_string_lossy().contains("model") {
+                fs::remove_file(entry.path()).unwrap();
+            }
+        }
+        for (number, file) in files.iter().enumerate() {
+            scene.model(&format!("p{at}/{part}/{file}"), &[("w", Dtype::U8, &[1], vec![number as u8])], PT);
+        }
+        let mount = scene.mount(&dir, &[]);
+        let name = if part == "unet" { UNET } else { "model.safetensors" };
+        let listed: Vec<String> =
+            mount.list(format!("export/hf/{part}")).into_iter().filter(|name| name.ends_with(".safetensors")).collect();
+        assert_eq!(listed, [name], "{files:?}");
+        let expected = fs::read(dir.join(part).join(files[expected])).unwrap();
+        assert_eq!(mount.read(format!("export/hf/{part}/{name}")), expected, "{files:?}");
+        assert_eq!(mount.log(), "", "{files:?}");
+    }
+}
+
+/// PyTorch files are given as safetensors, and of a part in both forms, safetensors is preferred.
+#[test]
+fn part_of_a_pipeline_in_pytorch_files_is_given_as_safetensors() {
+    require_fuse!();
+    let scene = Scene::new();
+    crate::pytorch::script(["write".as_ref(), scene.mkdir("torch").as_os_str()]);
+    let dir = pipeline(&scene, "pipe");
+    scene.ok("cp torch/views.pt pipe/text_encoder/pytorch_model.bin");
+    scene.ok(&format!("rm pipe/vae/{UNET} && cp torch/views.pt pipe/vae/diffusion_pytorch_model.bin"));
+    scene.model("pipe/vae/diffusion_pytorch_model.fp16.safetensors", &tensors(), PT);
+    let mount = scene.mount(&dir, &[]);
+    assert_eq!(listed(&scene, &mount), pipeline_files());
+    assert_eq!(
+        mount.read("export/hf/text_encoder/model.safetensors"),
+        fs::read(dir.join("text_encoder/model.safetensors")).unwrap()
+    );
+    let (files, tensors) = loaded(&mount.path("export/hf/vae"));
+    assert_eq!(files[UNET], json!({"format": "pt"}));
+    assert!(tensors.contains_key("tied"), "{tensors:?}");
+    assert_eq!(mount.log(), "");
+}
+
+/// Loaders take random numbers for what is missing, and the file of parts is written by others.
+#[test]
+fn pipeline_whose_parts_cannot_be_shown_has_no_folder() {
+    require_fuse!();
+    let scene = Scene::new();
+    let nested = "[".repeat(100_000);
+    let large = format!("{{\"a\": \"{}\"}}", "x".repeat(1 << 20));
+    let gguf = gguf::file(&[("general.architecture", gguf::text(b"unet"))], &[("w", 0, &[4], pattern(16))]);
+    fs::write(scene.path("unet.gguf"), gguf).unwrap();
+    let vae = format!("pipe/vae/{UNET}");
+    let indices = [
+        ("[]", "model_index.json is not a JSON object"),
+        ("{}", "model_index.json names no part with weights"),
+        (r#"{"unet": ["a", NaN]}"#, "model_index.json: expected value at line 1"),
+        (&nested, "model_index.json: recursion limit exceeded"),
+        (&large, "model_index.json has 1048585 bytes; at most 1048576 are read"),
+        (
+            r#"{"../pipe/unet": ["a", "B"]}"#,
+            r#"model_index.json: part "../pipe/unet" does not have the name of a folder"#,
+        ),
+        (r#"{"..": ["a", "B"]}"#, r#"model_index.json: part ".." does not have the name of a folder"#),
+    ];
+    let changes = [
+        (format!("truncate -s 20 {vae}"), "truncated: the header takes bytes 8 to"),
+        ("rm -r pipe/scheduler".into(), r#"part "scheduler": it has no files, or only links"#),
+        (
+            "mv pipe/tokenizer . && ln -s ../tokenizer pipe".into(),
+            r#"part "tokenizer": it has no files, or only links"#,
+        ),
+        (
+            format!(
+                "mv {vae} pipe/vae/diffusion_pytorch_model.fp16.safetensors && head -c 99 /dev/zero >pipe/vae/diffusion_pytorch_model.bin"
+            ),
+            "diffusion_pytorch_model.bin: not a model but filled with zeros",
+        ),
+        (
+            "mkdir pipe/images && (cd pipe/images && touch $(seq 1000))".into(),
+            "the directory has more files that are not models than are shown",
+        ),
+        (
+            "rm pipe/unet/*.safetensors* && cp unet.gguf pipe/unet/diffusion_pytorch_model.gguf".into(),
+            r#"part "unet": "diffusion_pytorch_model.gguf" does not have weights in safetensors or PyTorch files"#,
+        ),
+        ("rm pipe/vae/config.json".into(), r#"part "vae": its directory has no config.json"#),
+        (
+            format!("mv {vae} pipe/vae/a.safetensors && cp pipe/vae/a.safetensors pipe/vae/b.safetensors"),
+            r#"part "vae": 2 sets of weights, such as "a.safetensors" and "b.safetensors", and none has"#,
+        ),
+        (
+            "rm -r pipe/vae && ln -s unet pipe/vae".into(),
+            r#"part "vae": not a directory, or one that is shown elsewhere"#,
+        ),
+        ("rm pipe/unet/*-00002-*.safetensors".into(), "diffusion_pytorch_model-00002-of-00002.safetensors"),
+        ("mv pipe/model_index.json . && ln -s ../model_index.json pipe".into(), "model_index.json is not a file"),
+    ];
+    let indices = indices.iter().enumerate().map(|(at, (text, expected))| {
+        fs::write(scene.path(format!("index-{at}")), text).unwrap();
+        (format!("cp index-{at} pipe/model_index.json"), *expected)
+    });
+    for (change, expected) in changes.into_iter().chain(indices) {
+        let _ = fs::remove_dir_all(scene.path("pipe"));
+        let dir = pipeline(&scene, "pipe");
+        scene.ok(&change);
+        let mount = scene.mount(&dir, &[]);
+        assert_eq!(mount.list("export"), Vec::<String>::new(), "{change}");
+        assert!(!mount.path("export/hf").exists(), "{change}");
+        let log = mount.log();
+        let said: Vec<&str> = log.lines().filter(|line| line.contains("export/hf/: skipped: ")).collect();
+        assert!(said.len() == 1 && said[0].contains(expected) && said[0].len() < 400, "{change}: {log}");
+        assert_eq!(mount.read("text_encoder/model/tensors/t"), pattern(8), "{change}");
+    }
+    // Values that name no part are options, whatever they are.
+    let _ = fs::remove_dir_all(scene.path("pipe"));
+    let dir = pipeline(&scene, "pipe");
+    let options = r#"{"a": [], "b": [1, 2], "c": ["x"], "d": {"unet": ["a", "b"]}, "vae": [null, "B"],
+        "text_encoder": ["transformers", "CLIPTextModel"]}"#;
+    fs::write(dir.join("model_index.json"), options).unwrap();
+    let mount = scene.mount(&dir, &[]);
+    let shown = listed(&scene, &mount);
+    let weights: Vec<&String> = shown.iter().filter(|name| name.ends_with(".safetensors")).collect();
+    assert_eq!(weights, ["text_encoder/model.safetensors"]);
+    assert_eq!(mount.log(), "");
+}
+
+#[test]
+fn permissions_in_a_pipeline_are_those_of_each_part() {
+    require_root!();
+    let scene = Scene::new();
+    let dir = pipeline(&scene, "pipe");
+    let vae = dir.join("vae").join(UNET);
+    scene.ok(&format!(
+        "chmod 755 . && chmod -R u=rwX,go=rX pipe && chmod 600 {} pipe/tokenizer/vocab.json && chmod 700 pipe/scheduler && \
+         mkdir mnt",
+        vae.display()
+    ));
+    let read = |name: &str| {
+        let path = scene.path("mnt/export/hf").join(name);
+        scene
+            .sh(&format!("setpriv --reuid=65534 --regid=65534 --clear-groups -- cat {} >/dev/null", path.display()))
+            .code
+            == 0
+    };
+    scene.ok("weightfs -o allow_other pipe mnt");
+    let found = [
+        "model_index.json",
+        "unet/config.json",
+        &format!("unet/{}", UNET_SHARDS[0]),
+        "text_encoder/model.safetensors",
+        &format!("vae/{UNET}"),
+        "tokenizer/vocab.json",
+        "scheduler/scheduler_config.json",
+    ]
+    .map(read);
+    let modes = scene.ok("cd mnt/export/hf && stat -c '%a %n' . scheduler vae vae/* && cd - && weightfs umount mnt");
+    assert_eq!(found, [true, true, true, true, false, false, false], "{modes}");
+    let expected = format!("555 .\n500 scheduler\n555 vae\n444 vae/config.json\n400 vae/{UNET}\n");
+    assert!(modes.starts_with(&expected), "{modes}");
+    scene.wait_for_end();
+}
+
 /// transformers and diffusers themselves, which `scripts/oracles` installs, load the folder. No tensor is missing, and
 /// the model computes what that of the source computes.
 #[test]
@@ -481,6 +768,12 @@ fn transformers_loads_the_folder() {
     let python = python().into_os_string().into_string().unwrap();
     let models = scene.mkdir("models");
     run_ok(&python, [script.as_os_str(), "write".as_ref(), models.as_os_str()]);
+    let load = |name: &str, folder: &str, expected: &str| {
+        let mount = scene.mount(&models.join(name), &[]);
+        let (found, expected) = (mount.path("export").join(folder), models.join(expected));
+        let said = run_ok(&python, [script.as_os_str(), "load".as_ref(), found.as_os_str(), expected.as_os_str()]);
+        assert_eq!(said, "True {}\n", "{name}");
+    };
     let families = [
         "Qwen3ForCausalLM",
         "Gemma2ForCausalLM",
@@ -492,9 +785,15 @@ fn transformers_loads_the_folder() {
     let forms = ["", "-bin", "-named", "-sharded", "-bare"];
     let of_llama = ["plain", "tied"].iter().flat_map(|name| forms.map(|form| (*name, form)));
     for (name, form) in of_llama.chain(families.map(|name| (name, ""))) {
-        let mount = scene.mount(&models.join(format!("{name}{form}")), &[]);
-        let (found, expected) = (mount.path("export/hf"), models.join(name));
+        load(&format!("{name}{form}"), "hf", name);
+    }
+    for scheme in ["fp8", "gptq", "awq", "compressed-tensors"] {
+        load(scheme, "hf-bf16", &format!("{scheme}-numbers"));
+    }
+    for form in ["", "-fp16", "-bin", "-sharded"] {
+        let mount = scene.mount(&models.join(format!("pipeline{form}")), &[]);
+        let (found, expected) = (mount.path("export/hf"), models.join("pipeline"));
         let said = run_ok(&python, [script.as_os_str(), "load".as_ref(), found.as_os_str(), expected.as_os_str()]);
-        assert_eq!(said, "True {}\n", "{name}{form}");
+        assert_eq!(said, "True ['text_encoder', 'unet', 'vae']\n", "{form}");
     }
 }

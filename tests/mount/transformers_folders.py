@@ -1,19 +1,27 @@
 """Folders of models that transformers and diffusers write, and whether they load others as they load these.
 
-    transformers_folders.py write DIRECTORY     folders of a tiny Llama, of one with tied embeddings, and of others
-    transformers_folders.py load A B            prints whether the folders A and B are the same model, which computes
-                                                the same, and what is missing
+    transformers_folders.py write DIRECTORY     folders of a tiny Llama, of one with tied embeddings, of others, and of
+                                                quantized ones, each beside a folder with its numbers, and of a
+                                                pipeline
+    transformers_folders.py load A B            prints whether the folders A and B are the same model or pipeline, which
+                                                computes the same, and what is missing
 """
 
 import json
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import diffusers
+import numpy
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
+
+sys.path.append(str(Path(__file__).parent.parent / "quantized"))
+import formulas
 
 SIZES = dict(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
@@ -46,11 +54,129 @@ def families():
     yield "UNet2DConditionModel", diffusers.UNet2DConditionModel(**UNET)
 
 
+def pipeline():
+    """A tiny random pipeline of Stable Diffusion."""
+    words = ["<|startoftext|>", "<|endoftext|>", "a", "b", "a</w>", "b</w>"]
+    with open("vocab.json", "w") as file:
+        json.dump({word: number for number, word in enumerate(words)}, file)
+    with open("merges.txt", "w") as file:
+        file.write("#version: 0.2\n")
+    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
+    text = transformers.CLIPTextConfig(
+        vocab_size=8, max_position_embeddings=12, bos_token_id=0, eos_token_id=1, pad_token_id=1, **sizes
+    )
+    return diffusers.StableDiffusionPipeline(
+        vae=diffusers.AutoencoderKL(
+            block_out_channels=(4, 8),
+            norm_num_groups=4,
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+        ),
+        text_encoder=transformers.CLIPTextModel(text),
+        tokenizer=transformers.CLIPTokenizer("vocab.json", "merges.txt", model_max_length=12),
+        unet=diffusers.UNet2DConditionModel(**UNET),
+        scheduler=diffusers.DDIMScheduler(),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def words(random, rows, cols):
+    return random.integers(-(2**31), 2**31, (rows, cols), numpy.int32)
+
+
+def scales(random, rows, cols):
+    return random.uniform(0.001, 0.01, (rows, cols)).astype(numpy.float32)
+
+
+def fp8(random, rows, cols):
+    """A scale for each block of 16 rows and columns."""
+    return {
+        "weight": random.standard_normal((rows, cols)).astype(formulas.E4M3),
+        "weight_scale_inv": scales(random, rows // 16, cols // 16),
+    }
+
+
+def gptq(random, rows, cols):
+    return {
+        "qweight": words(random, cols // 8, rows),
+        "qzeros": words(random, cols // 16, rows // 8),
+        "scales": scales(random, cols // 16, rows).astype(numpy.float16),
+        "g_idx": (numpy.arange(cols) // 16).astype(numpy.int32),
+    }
+
+
+def awq(random, rows, cols):
+    return {
+        "qweight": words(random, cols, rows // 8),
+        "qzeros": words(random, cols // 16, rows // 8),
+        "scales": scales(random, cols // 16, rows).astype(numpy.float16),
+    }
+
+
+def packed(random, rows, cols):
+    return {
+        "weight_packed": words(random, rows, cols // 8),
+        "weight_scale": scales(random, rows, cols // 16),
+        "weight_shape": numpy.array([rows, cols], numpy.int64),
+    }
+
+
+PACKED = dict(num_bits=4, type="int", strategy="group", group_size=16, symmetric=True)
+
+# What makes the stored tensors of a matrix, what makes its numbers of them, and the configuration.
+SCHEMES = {
+    "fp8": (fp8, formulas.fp8, dict(quant_method="fp8", weight_block_size=[16, 16])),
+    "gptq": (gptq, formulas.gptq, dict(quant_method="gptq", bits=4, group_size=16, desc_act=False)),
+    "awq": (awq, formulas.awq, dict(quant_method="awq", version="gemm", bits=4, group_size=16, zero_point=True)),
+    "compressed-tensors": (packed, formulas.packed, dict(
+        quant_method="compressed-tensors", format="pack-quantized",
+        config_groups={"group_0": {"targets": ["Linear"], "weights": PACKED}}, ignore=["lm_head"])),
+}
+
+
+def as_torch(array):
+    if array.dtype == formulas.E4M3:
+        return torch.from_numpy(array.view(numpy.uint8)).view(torch.float8_e4m3fn)
+    return torch.from_numpy(numpy.ascontiguousarray(array))
+
+
+def write_quantized(name):
+    """A Llama whose matrices are quantized, except those of the embeddings, and a folder with their numbers."""
+    make, formula, config = SCHEMES[name]
+    random = numpy.random.default_rng(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, dtype="bfloat16")).bfloat16()
+    stored, values = {}, model.state_dict()
+    for key, value in values.items():
+        if key.endswith("_proj.weight"):
+            tensors = make(random, *value.shape)
+            stored.update({key.removesuffix("weight") + suffix: as_torch(array) for suffix, array in tensors.items()})
+            values[key] = as_torch(formula(tensors, config | PACKED if make is packed else config)).bfloat16()
+        else:
+            stored[key] = value.clone()
+    model.load_state_dict(values)
+    model.save_pretrained(f"{name}-numbers")
+    os.mkdir(name)
+    save_file(stored, f"{name}/model.safetensors", metadata={"format": "pt"})
+    with open(f"{name}-numbers/config.json") as file:
+        described = json.load(file) | {"quantization_config": config}
+    with open(f"{name}/config.json", "w") as file:
+        json.dump(described, file)
+
+
 def write(directory):
     os.chdir(directory)
     torch.manual_seed(0)
+    made = pipeline()
+    made.save_pretrained("pipeline")
+    made.save_pretrained("pipeline-fp16", variant="fp16")
+    made.save_pretrained("pipeline-bin", safe_serialization=False)
+    made.save_pretrained("pipeline-sharded", max_shard_size="20KB")
     for name, model in families():
         model.save_pretrained(name)
+    for name in SCHEMES:
+        write_quantized(name)
     for name, tied in ("plain", False), ("tied", True):
         model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied))
         model.save_pretrained(name)
@@ -87,7 +213,26 @@ def outputs(model):
         return model.eval()(ids, **decoded).logits
 
 
+def images(pipeline):
+    """What a pipeline computes from the same noise."""
+    pipeline.set_progress_bar_config(disable=True)
+    noise = torch.Generator().manual_seed(0)
+    return torch.from_numpy(pipeline("a b", num_inference_steps=2, generator=noise, output_type="np").images)
+
+
+def load_pipelines(a, b):
+    a, b = diffusers.DiffusionPipeline.from_pretrained(a), diffusers.DiffusionPipeline.from_pretrained(b)
+    same = torch.equal(images(a), images(b)) and a.components.keys() == b.components.keys()
+    parts = {name: part for name, part in b.components.items() if isinstance(part, torch.nn.Module)}
+    for name, part in parts.items():
+        found, expected = getattr(a, name).state_dict(), part.state_dict()
+        same = same and found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in found)
+    print(same, sorted(parts))
+
+
 def load(a, b):
+    if os.path.exists(os.path.join(b, "model_index.json")):
+        return load_pipelines(a, b)
     (a, found), b = class_of(a).from_pretrained(a, output_loading_info=True), class_of(b).from_pretrained(b)
     same = torch.equal(outputs(a), outputs(b))
     a, b = a.state_dict(), b.state_dict()

@@ -17,9 +17,22 @@ pub(super) struct CatalogBuilder {
 impl CatalogBuilder {
     /// `dirs` are the directories that were listed at or below `top`, or that symlinks lead through.
     pub fn new(top: &Location, mode: ParseMode, dirs: Directories) -> Self {
-        let (folders, models, links, copies, unreadable, reads) = Default::default();
+        let (folders, models, links, copies, unreadable, others, reads) = Default::default();
         let top = top.clone();
-        let catalog = Catalog { mode, top, folders, models, links, copies, unreadable, dirs, reads, bytes: 0 };
+        let catalog = Catalog {
+            mode,
+            top,
+            folders,
+            models,
+            links,
+            copies,
+            unreadable,
+            others,
+            lacks_others: false,
+            dirs,
+            reads,
+            bytes: 0,
+        };
         Self { catalog, claimed: HashSet::new(), read: 0 }
     }
 

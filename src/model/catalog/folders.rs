@@ -4,13 +4,13 @@ use super::build::CatalogBuilder;
 use super::claims::{ModelListing, NumberedShards};
 use super::names::FolderNames;
 use super::scan::{DirectoryScan, ScannedDir, ScannedItem};
-use super::{Catalog, FolderItem, NamedItem};
+use super::{Catalog, FolderItem, NamedItem, PIPELINE};
 use crate::format::{self, ParseMode};
 use crate::model::assemble::{checkpoint, dataset};
 use crate::model::error::Error;
 use crate::model::ids::FolderId;
 use crate::model::recognise;
-use crate::source::{self, ListedKind, Location};
+use crate::source::{self, ListedEntry, ListedKind, Location};
 use std::path::Path;
 
 impl Catalog {
@@ -111,6 +111,11 @@ impl CatalogBuilder {
         }
         if let Some(store) = store {
             listed.extend(self.store(store, folder, &mut names));
+        }
+        let is_index = |entry: &ListedEntry| entry.name == PIPELINE && entry.kind == ListedKind::File;
+        if folder == FolderId::new(0) && entries.iter().any(is_index) {
+            let name = names.free("export".as_ref());
+            listed.push(names.item(name, FolderItem::Export));
         }
         if listed.iter().any(|named| matches!(named.item, FolderItem::Model(_))) {
             // Opening a quantized model reads them.

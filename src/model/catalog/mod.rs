@@ -8,11 +8,15 @@ mod scan;
 mod store;
 
 use super::ids::{FolderId, ModelId};
+use super::others::OtherFiles;
 use crate::format::ParseMode;
 use crate::source::{Directories, Location, SourceStat};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
+
+/// The file of a pipeline of diffusers that names its parts, each in a folder of its own.
+pub const PIPELINE: &str = "model_index.json";
 
 /// The models below a directory, and the other files there. Numbers are assigned in a fixed order of names, so an
 /// unchanged directory always has the same numbers. Functions panic if no model has the given number.
@@ -29,6 +33,10 @@ pub struct Catalog {
     pub(super) copies: Vec<Location>,
     /// Messages about directories that cannot be listed, and the folders that hold these.
     unreadable: Vec<(String, FolderId)>,
+    /// The files of a pipeline of diffusers that are not parts of its models. Empty if the directory is none.
+    pub(super) others: OtherFiles,
+    /// Whether some of these were left out because they are too many.
+    pub lacks_others: bool,
     /// The directories that were scanned or that symlinks lead through.
     pub(super) dirs: Directories,
     /// The files that opening a model may read: models, indices and manifests, and the shards that these name.
@@ -77,6 +85,8 @@ pub enum FolderItem {
     Model(ModelId),
     /// A file that is not a model, or a directory that is shown elsewhere, by its index in [`Catalog::links`].
     Link(usize),
+    /// The directory `export` of a pipeline of diffusers, in the first folder.
+    Export,
     /// A directory that cannot be listed, by its index in [`Catalog::unreadable`].
     Unreadable(usize),
 }
@@ -133,11 +143,22 @@ impl Catalog {
                 match entry.item {
                     FolderItem::Folder(inner) => ahead.push((path.join(&entry.name), inner)),
                     FolderItem::Model(model) => drop(paths.insert(path.join(&entry.name), model)),
-                    FolderItem::Link(_) | FolderItem::Unreadable(_) => {}
+                    FolderItem::Link(_) | FolderItem::Export | FolderItem::Unreadable(_) => {}
                 }
             }
         }
         paths
+    }
+
+    /// Whether the directory is a pipeline of diffusers.
+    pub fn is_pipeline(&self) -> bool {
+        let top = self.folder(FolderId::new(0));
+        top.is_some_and(|top| top.entries.iter().any(|entry| entry.item == FolderItem::Export))
+    }
+
+    /// The files of a pipeline of diffusers that are not parts of its models.
+    pub fn others(&self) -> &OtherFiles {
+        &self.others
     }
 
     /// The files that are not models, and the directories that are shown elsewhere.

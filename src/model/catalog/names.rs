@@ -68,7 +68,7 @@ impl FolderNames {
     pub fn item(&mut self, name: OsString, item: FolderItem) -> NamedItem {
         let error = match item {
             FolderItem::Model(_) | FolderItem::Unreadable(_) => self.of_error(&name),
-            FolderItem::Folder(_) | FolderItem::Link(_) => OsString::new(),
+            FolderItem::Folder(_) | FolderItem::Link(_) | FolderItem::Export => OsString::new(),
         };
         NamedItem { name, error, item }
     }

@@ -1,7 +1,7 @@
 //! Every kind of source on every server: mounts and commands show what they show for the same files on this machine,
 //! and what they cost in requests and bytes.
 
-use super::{Client, bucket, data_requests, hub, length, requests, s3, serve, upload, web};
+use super::{Client, bucket, data_requests, files, hub, length, requests, s3, serve, upload, web};
 use crate::gguf;
 use crate::pytorch;
 use crate::servers::python::Python;
@@ -294,6 +294,40 @@ fn repositories_have_what_local_files_have() {
         assert_same(&client, repository, &format!("{repository}@{commit}"), &local, Commands::Few);
         data_requests(&mut hub);
     }
+}
+
+#[test]
+fn pipeline_in_a_repository_is_the_folder_that_it_is_on_a_disk() {
+    require_fuse!();
+    let mut client = Client::new();
+    let weights = "diffusion_pytorch_model.fp16.safetensors";
+    for (part, name) in [("unet", weights), ("text", "model.safetensors")] {
+        client.write(&format!("pipe/{part}/config.json"), part.as_bytes());
+        client.scene.model(&format!("pipe/{part}/{name}"), &[("w", Dtype::U8, &[70_000], pattern(70_000))], &[]);
+    }
+    let parts = json!({"unet": ["diffusers", "A"], "text": ["transformers", "B"], "scheduler": ["diffusers", "C"]});
+    client.write("pipe/model_index.json", parts.to_string().as_bytes());
+    client.write("pipe/scheduler/scheduler_config.json", b"{}");
+    let mut hub = hub(&mut client, "pipe");
+    let local = client.scene.mount(&client.scene.path("pipe"), &[]);
+    let expected = files(&local.path("export/hf"));
+    assert_eq!(expected.len(), 6);
+    hub.take_log();
+    let mount = client.mount("hf://org/model", &[]);
+    // The file of parts is fetched when somebody enters the directory.
+    assert!(!hub.take_log().iter().any(|request| request.to_string().contains("model_index.json")));
+    assert_eq!(files(&mount.path("export/hf")), expected);
+    assert!(hub.take_log().iter().any(|request| request.to_string().contains("model_index.json")));
+    client.ok("weightfs cp hf://org/model export/hf copied");
+    assert_eq!(files(&client.scene.path("copied/hf")), expected);
+    assert_eq!(mount.log(), "");
+    // A broken part.
+    client.write(&format!("pipe/unet/{weights}"), b"short");
+    serve(&mut hub, &client.scene.path("pipe"));
+    let _ = fs::remove_dir_all(client.cache());
+    let mount = client.mount("hf://org/model", &[]);
+    assert_eq!(mount.list("export"), Vec::<String>::new());
+    assert!(mount.log().contains("export/hf/: skipped: part \"unet\": "), "{}", mount.log());
 }
 
 #[test]

@@ -1,0 +1,148 @@
+//! `export/hf/` of a pipeline of diffusers: a folder that `DiffusionPipeline.from_pretrained` opens. It has the other
+//! files of the directory, and one set of weights of each part under the names that its loader looks for.
+//!
+//! Source: `pipelines/pipeline_utils.py` and `pipelines/pipeline_loading_utils.py` of diffusers.
+
+use super::export::{ExportFile, ExportTree};
+use super::hf;
+use crate::content::Content;
+use crate::model::{Catalog, CatalogFolder, FolderId, FolderItem, Model, ModelId, PIPELINE, TreeEntry};
+use crate::text::quote;
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+/// Maximum size of the file that names the parts, in bytes.
+const INDEX_MAX: u64 = 1 << 20;
+
+/// The names that diffusers looks for, in this order.
+const OF_DIFFUSERS: [&str; 4] = [
+    "diffusion_pytorch_model.safetensors.index.json",
+    "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model.bin.index.json",
+    "diffusion_pytorch_model.bin",
+];
+
+/// The names that transformers looks for, in this order. The parts of other libraries have these too.
+const OF_TRANSFORMERS: [&str; 4] =
+    ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"];
+
+/// The library whose models have names of weights of their own.
+const DIFFUSERS: &str = "diffusers";
+
+/// A part of a pipeline.
+#[derive(Debug)]
+pub struct PipelinePart {
+    /// The name of its folder.
+    pub name: String,
+    library: String,
+    /// The set of weights that is shown, if it has weights.
+    pub weights: Option<ModelId>,
+}
+
+/// The content of the file that names the parts.
+pub fn pipeline_index(catalog: &Catalog) -> Result<Content, String> {
+    if catalog.lacks_others {
+        return Err("the directory has more files that are not models than are shown".to_owned());
+    }
+    let others = catalog.others();
+    let index = match others.folder(0).and_then(|top| top.find(PIPELINE)) {
+        Some(TreeEntry::File(number)) => others.file(number).map(|file| file.content()),
+        _ => None,
+    };
+    let index = index.ok_or_else(|| format!("{PIPELINE} is not a file of the directory"))?;
+    match index.len() {
+        ..=INDEX_MAX => Ok(index),
+        len => Err(format!("{PIPELINE} has {len} bytes; at most {INDEX_MAX} are read")),
+    }
+}
+
+/// The parts of a pipeline whose file of parts has this text.
+pub fn pipeline_parts(catalog: &Catalog, text: &[u8]) -> Result<Vec<PipelinePart>, String> {
+    let index: Value = serde_json::from_slice(text).map_err(|error| format!("{PIPELINE}: {error}"))?;
+    let index = index.as_object().ok_or_else(|| format!("{PIPELINE} is not a JSON object"))?;
+    let mut parts = Vec::new();
+    for (name, value) in index {
+        // A part that the pipeline does without has null instead of library and class. Other values are options.
+        let [Value::String(library), Value::String(_)] = value.as_array().map_or(&[][..], Vec::as_slice) else {
+            continue;
+        };
+        if name.is_empty() || name.contains('/') || [".", ".."].contains(&&name[..]) {
+            return Err(format!("{PIPELINE}: part {} does not have the name of a folder", quote(name)));
+        }
+        let weights = part_weights(catalog, name, library).map_err(|reason| fault(name, &reason))?;
+        parts.push(PipelinePart { name: name.clone(), library: library.clone(), weights });
+    }
+    match parts.iter().any(|part| part.weights.is_some()) {
+        true => Ok(parts),
+        false => Err(format!("{PIPELINE} names no part with weights")),
+    }
+}
+
+fn fault(part: &str, reason: &str) -> String {
+    format!("part {}: {reason}", quote(part))
+}
+
+/// The set of weights of a part that its loader would read, if it has any. If none has the name that the loader looks
+/// for, it is the only one.
+fn part_weights(catalog: &Catalog, name: &str, library: &str) -> Result<Option<ModelId>, String> {
+    let top = catalog.folder(FolderId::new(0));
+    let folder = match top.and_then(|top| top.find(OsStr::new(name))) {
+        Some((FolderItem::Folder(folder), _)) => catalog.folder(folder),
+        Some((FolderItem::Link(_), _)) => return Err("not a directory, or one that is shown elsewhere".to_owned()),
+        Some((FolderItem::Unreadable(number), false)) => {
+            return Err(catalog.unreadable_at(number).map_or_else(String::new, |(reason, _)| reason.to_owned()));
+        }
+        _ => None,
+    };
+    let Some(folder) = folder else { return Ok(None) };
+    let sets = sets_of_weights(catalog, folder);
+    let names = if library == DIFFUSERS { OF_DIFFUSERS } else { OF_TRANSFORMERS };
+    if let Some((_, model)) = names.iter().find_map(|wanted| sets.iter().find(|(name, _)| name == wanted)) {
+        return Ok(Some(*model));
+    }
+    let safetensors: Vec<_> = sets.iter().filter(|(name, _)| name.contains(".safetensors")).cloned().collect();
+    let sets = if safetensors.is_empty() { sets } else { safetensors };
+    match &sets[..] {
+        [] => Ok(None),
+        [(_, model)] => Ok(Some(*model)),
+        [(first, _), (second, _), ..] => Err(format!(
+            "{} sets of weights, such as {} and {}, and none has the name that loaders look for",
+            sets.len(),
+            quote(first),
+            quote(second)
+        )),
+    }
+}
+
+/// The models of a folder, by the names of their files.
+fn sets_of_weights(catalog: &Catalog, folder: &CatalogFolder) -> Vec<(String, ModelId)> {
+    let models = folder.entries.iter().filter_map(|entry| match entry.item {
+        FolderItem::Model(model) => Some(model),
+        _ => None,
+    });
+    models.map(|model| (catalog.model(model).file_name().to_string_lossy().into_owned(), model)).collect()
+}
+
+/// The files of `export/`, from the parts and the models of those with weights.
+pub fn pipeline_tree(catalog: &Catalog, parts: &[(PipelinePart, Option<Arc<Model>>)]) -> Result<ExportTree, String> {
+    let mut tree = ExportTree::default();
+    tree.add_folder(0, None);
+    // The file of parts is in it.
+    let Some(top) = hf::add_pipeline(catalog, &mut tree) else { return Ok(tree) };
+    for (part, model) in parts {
+        let folder = match tree.folder(top).and_then(|folder| folder.find(&part.name)) {
+            Some(TreeEntry::Folder(folder)) if model.is_none() || tree.folder(folder).is_some_and(hf::has_config) => {
+                folder
+            }
+            _ if model.is_some() => return Err(fault(&part.name, "its directory has no config.json")),
+            _ => return Err(fault(&part.name, "it has no files, or only links")),
+        };
+        let (Some(model), Some(id)) = (model, part.weights) else { continue };
+        let weights = hf::part_files(model, part.library == DIFFUSERS).map_err(|reason| fault(&part.name, &reason))?;
+        for (name, content) in weights {
+            tree.add_file(folder, name, ExportFile::Weights(content, id));
+        }
+    }
+    Ok(tree)
+}
