@@ -1,7 +1,7 @@
 //! Reads mounts with coreutils, jq, tar, rsync, fio and Python, and compares the results with those of the official
 //! Python package `safetensors`.
 
-use crate::support::{Mount, Scene, Tensor, pattern, python, real_model, require_fuse, require_root};
+use crate::support::{Mount, Scene, Tensor, pattern, python, real_model, require_fuse, require_root, run_ok};
 use nix::fcntl::OFlag;
 use safetensors::{Dtype, SafeTensors};
 use std::fs::OpenOptions;
@@ -234,6 +234,76 @@ fn jq_and_grep_find_every_tensor() {
     let mount = scene.mount(&scene.sample(), &[]);
     let lines = bash(&mount.point, &[], "grep -F '\"name\": \"model.layers.10' index.json | cut -d , -f 1,2");
     assert_eq!(lines.lines().count(), 2, "{lines}");
+}
+
+#[test]
+fn mlx_loads_a_model_of_a_mount() {
+    require_fuse!();
+    let scene = Scene::new();
+    let source = real_model("all-minilm");
+    let mount = scene.mount(&source, &[]);
+    let script = "
+import sys, mlx.core as mx, numpy
+found, expected = map(mx.load, sys.argv[1:])
+assert found.keys() == expected.keys() and len(found) > 100
+assert all(numpy.array_equal(numpy.array(found[name]), numpy.array(expected[name])) for name in found)
+";
+    let found = mount.path("export/all-minilm-whole.safetensors");
+    run_ok(python().to_str().unwrap(), ["-c", script, found.to_str().unwrap(), source.to_str().unwrap()]);
+}
+
+/// Programs that compare trees decide by size and time, so the second run of a copy reads nothing.
+#[test]
+fn programs_that_walk_a_mount_read_nothing_for_nothing() {
+    require_fuse!();
+    let scene = Scene::new();
+    let model = scene.mkdir("m").join("model.safetensors");
+    std::fs::copy(real_model("silero_vad_16k"), &model).unwrap();
+    std::fs::write(model.with_file_name("config.json"), r#"{"model_type": "llama"}"#).unwrap();
+    let served = r#"getfattr --only-values -n user.weightfs.served ."#;
+    let walk = "du -s; du -sb; ls -lR; find -newer header.json -size +1k; find -name '*.bin' -o -perm /222; stat -f .";
+    let archive = r#"tar -cf "$SCENE/tar" --no-check-device -g "$SCENE/snapshot" export"#;
+    let copies = [
+        ("rsync", r#"rsync -aH "$SCENE/$1/" "$SCENE/rsync""#, r#"rsync -aHi "$SCENE/$1/" "$SCENE/rsync""#),
+        ("cp", r#"cp -a "$SCENE/$1/export" "$SCENE/cp""#, r#"cp -au "$SCENE/$1/export/." "$SCENE/cp""#),
+        ("tar", archive, archive),
+    ];
+    for (name, first, second) in copies {
+        let copy = |mount: &Mount, script: &str| {
+            let script = script.replace("$SCENE/$1", mount.point.to_str().unwrap());
+            bash(&mount.point, &[("SCENE", &scene.path("."))], &script)
+        };
+        let mount = scene.mount(&scene.path("m"), &[]);
+        copy(&mount, walk);
+        assert_eq!(copy(&mount, served), "0", "{name}");
+        copy(&mount, first);
+        let (read, total) = (copy(&mount, served), model.metadata().unwrap().len());
+        assert!(read.parse::<u64>().unwrap() > total, "{name}: {read}");
+        drop(mount);
+        let mount = scene.mount(&scene.path("m"), &[]);
+        let said = copy(&mount, second);
+        assert_eq!((said.as_str(), copy(&mount, served).as_str()), ("", "0"), "{name}");
+    }
+}
+
+/// Programs that stay in one file system do not enter mounts.
+#[test]
+fn programs_that_stay_in_one_file_system_leave_a_mount_out() {
+    require_fuse!();
+    let scene = Scene::new();
+    let mount = scene.mount(&scene.sample(), &[]);
+    let name = mount.point.file_name().unwrap().to_str().unwrap();
+    let other = Scene::new();
+    let copy = other.path("copy");
+    let copy = copy.display();
+    for (script, expected) in [
+        (format!("find . -xdev | grep {name}$"), format!("./{name}\n")),
+        (format!("tar -c --one-file-system . 2>/dev/null | tar -t | grep {name}/"), format!("./{name}/\n")),
+        (format!("cp -ax . {copy} && ls {copy}/{name} && rm -r {copy}"), String::new()),
+        (format!("rsync -ax ./ {copy} && ls {copy}/{name}"), String::new()),
+    ] {
+        assert_eq!(scene.ok(&script), expected, "{script}");
+    }
 }
 
 #[test]
