@@ -15,7 +15,7 @@ pub fn run(bytes: &[u8]) -> bool {
 }
 
 /// The endings of the names of companions that no scheme lists as codes or scales.
-const OTHERS: [&str; 26] = [
+const OTHERS: [&str; 29] = [
     ".qzeros",
     ".g_idx",
     ".weight_zero_point",
@@ -42,6 +42,9 @@ const OTHERS: [&str; 26] = [
     ".packing",
     ".view_as_float",
     ".channel_wise",
+    ".q_groups",
+    ".q_scale_max",
+    ".q_invperm",
 ];
 
 /// Dtypes and their widths in bits.
@@ -122,13 +125,27 @@ fn aqlm() -> Vec<WeightTensor> {
     ]
 }
 
+/// A weight of 32 rows and 16 columns in reverse order, in groups of 8 codes of 4 bits and of 8 codes of 3 bits.
+fn exl2() -> Vec<WeightTensor> {
+    let places: Vec<i32> = (0..16).rev().collect();
+    let places: Vec<u8> = places.into_iter().flat_map(i32::to_le_bytes).collect();
+    vec![
+        sound("m.q_weight", "I32", &[2, 32], &[0xb7; 256]),
+        sound("m.q_scale", "I32", &[2, 4], &[0x5a; 32]),
+        sound("m.q_groups", "I16", &[4], &[4, 0, 0, 0, 3, 0, 1, 0]),
+        sound("m.q_scale_max", "F16", &[2], &[0x30; 4]),
+        sound("m.q_invperm", "I32", &[16], &places),
+    ]
+}
+
 fn open(bytes: &mut Unstructured) -> Result<bool> {
     // The most dimensions of a tensor, and a weight some of whose tensors are replaced.
-    let (most, start) = match bytes.int_in_range(0..=3)? {
+    let (most, start) = match bytes.int_in_range(0..=4)? {
         0 => (3, Vec::new()),
         1 => (4, Vec::new()),
         2 => (4, hqq()),
-        _ => (4, aqlm()),
+        3 => (4, aqlm()),
+        _ => (4, exl2()),
     };
     let mut config = serde_json::Map::new();
     for _ in 0..bytes.int_in_range(0..=5)? {

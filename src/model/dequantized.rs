@@ -386,6 +386,52 @@ mod tests {
         assert_eq!(needed, expected);
     }
 
+    /// A model with a weight of EXL2 of `groups` groups of 128 codes of 4 bits, without the order of the columns.
+    fn exl2(rows: u64, groups: u16) -> (Model, Arc<Mutex<Vec<Range<u64>>>>, u64) {
+        let list: Vec<u8> = (0..groups).flat_map(|group| [4, group * 16]).flat_map(u16::to_le_bytes).collect();
+        let groups = u64::from(groups);
+        let words = groups * 16;
+        let tensors: [Described; 4] = [
+            ("w.q_groups", "I16", &[groups * 2], groups * 4),
+            ("w.q_weight", "I32", &[words, rows], words * rows * 4),
+            ("w.q_scale", "I32", &[groups, rows / 8], groups * rows / 2),
+            ("w.q_scale_max", "F16", &[groups], groups * 2),
+        ];
+        model_with(&tensors, &list)
+    }
+
+    #[test]
+    fn exl2_matrix_is_read_once_for_all_rows_of_a_window() {
+        let (rows, cols) = (1024, 512);
+        let (model, reads, _) = exl2(rows, 4);
+        assert_eq!(model.quantized.weights()[0].class.summary(), "EXL2: INT4, groups of 128, nested");
+        let content = values(&model);
+        for at in [0, 1, 77, rows - 1] {
+            content.read(at * cols * F32..(at + 1) * cols * F32, &ReadRequest::WAIT).unwrap();
+        }
+        let read: u64 = reads.lock().unwrap().iter().map(|range| range.end - range.start).sum();
+        assert_eq!(read, 64 * rows * 4 + 4 * rows / 2 + 4 * 2 + 4 * 4);
+    }
+
+    /// The windows of the whole need each byte of the codes and scales once, and the description of the groups each.
+    #[test]
+    fn windows_of_an_exl2_matrix_need_its_bytes_once() {
+        let (rows, groups) = (8192, 224);
+        let (model, ..) = exl2(rows, groups);
+        let layout = model.quantized.weights()[0].class.layout;
+        let decoder = LayoutDecoder::new(layout, &layout.required().unwrap()).unwrap();
+        let (groups, mut at, mut needed) = (u64::from(groups), 0, 0);
+        while at < layout.elements() {
+            let window = layout.window(at..at + 1);
+            let here = size_of_runs(&decoder.needs(&window));
+            assert!(here <= 5 << 20, "{here}");
+            (at, needed) = (window.end, needed + here);
+        }
+        let windows = rows.div_ceil(288);
+        assert_eq!(needed, groups * 16 * rows * 4 + groups * rows / 2 + windows * groups * (2 + 4));
+        assert_short_read_is_small(exl2(rows, 224), true);
+    }
+
     #[test]
     fn memory_for_a_read_does_not_follow_the_size_of_the_tensor() {
         let long = 1u64 << 27;

@@ -659,6 +659,32 @@ fn codebooks_of_aqlm_are_checked() {
     }
 }
 
+/// The largest scales of EXL2 must be finite, and its order of the columns a permutation.
+#[test]
+fn tensors_of_exl2_are_checked() {
+    let room = Room::new();
+    let of_scale = "tensor \"m.q_scale_max\": 1 of 2 scales of scales is infinite or NaN, the first at [1], and so are \
+                    values of \"m.weight\"";
+    let of_order =
+        "tensor \"m.q_weight\" (EXL2): a list that is not a permutation (q_invperm: 7 at 15 of 16 occurs twice)";
+    for (scale, last, rules, part) in [
+        ([0, 0x3c], 15, &[""; 0][..], ""),
+        ([0, 0x7e], 15, &["error scale"], of_scale),
+        ([0, 0x3c], 7, &["warning companion"], of_order),
+    ] {
+        let tensors: [Tensor; 5] = [
+            ("m.q_weight", Dtype::I32, &[2, 32], vec![0x35; 256]),
+            ("m.q_scale", Dtype::I32, &[2, 4], vec![0x11; 32]),
+            ("m.q_groups", Dtype::I16, &[4], vec![4, 0, 0, 0, 3, 0, 1, 0]),
+            ("m.q_scale_max", Dtype::F16, &[2], [[0, 0x3c], scale].concat()),
+            ("m.q_invperm", Dtype::I32, &[16], ints((0..15).chain([last]))),
+        ];
+        write(&room, "m", r#"{"quantization_config": {"quant_method": "exl2"}}"#, &tensors);
+        let (found, messages) = found(&room, "--values m");
+        assert!(found == rules && messages.iter().all(|message| message.contains(part)), "{found:?} {messages:?}");
+    }
+}
+
 /// A scale or a zero point that is not finite spoils the values of its group.
 #[test]
 fn scales_and_zero_points_of_hqq_are_checked() {

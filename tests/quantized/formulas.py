@@ -266,6 +266,26 @@ def aqlm(t, config):
     return total.swapaxes(1, 2).reshape(codes.shape[0] * height, codes.shape[1] * width)
 
 
+def exl2(t, config):
+    """EXL2: (q - half) * s, with s = (q_scale + 1)^2 * (q_scale_max / 256), for groups of codes down the columns. Each
+    product is rounded to float16."""
+    words, starts, columns = t["q_weight"].T, t["q_groups"].view(np.uint16).reshape(-1, 2).astype(int), []
+    order = t.get("q_invperm")
+    largest = f32((f32(t["q_scale_max"]) / F32(256)).astype(F16))
+    scale = f32((f32((each_in_word(t["q_scale"], 4, len(words)) + 1) ** 2) * largest[:, None]).astype(F16))
+    left = None if order is None else len(order)
+    for at, (bits, start) in enumerate(starts):
+        is_last = at + 1 == len(starts)
+        here = words[:, start : None if is_last else starts[at + 1, 1]]
+        count = left if is_last and left is not None else here.shape[1] * 32 // bits
+        left = left and left - count
+        q = stream(here, bits, count) - 2 ** (bits - 1)
+        columns.append(f32((f32(q) * scale[at, :, None]).astype(F16)))
+    numbers = np.concatenate([np.zeros((len(words), 0), F32), *columns], 1)
+    numbers = numbers if order is None else numbers[:, order]
+    return np.ascontiguousarray(numbers[: len(t["bias"])] if "bias" in t else numbers)
+
+
 # The formula of a case, by the beginning of its name.
 FORMULAS = {
     "fp8_": fp8, "ct_float_": fp8, "ct_int8": fp8, "modelopt_fp8": fp8, "comfy_fp8": fp8,
@@ -275,7 +295,7 @@ FORMULAS = {
     "ct_packed_": packed, "modelopt_int4": int4_pairs,
     "awq": awq, "gptq_": gptq, "auto_round_": gptq,
     "bnb_nf4": bnb_4bit, "bnb_fp4": bnb_4bit, "bnb_int8": bnb_int8,
-    "mlx_": mlx, "slm1_": slm1, "hqq_": hqq, "aqlm_": aqlm,
+    "mlx_": mlx, "slm1_": slm1, "hqq_": hqq, "aqlm_": aqlm, "exl2_": exl2,
 }
 
 

@@ -316,3 +316,190 @@ fn codebooks_that_do_not_fit_the_codes_are_refused() {
         assert_eq!(found_with(aqlm(), &QuantizationConfig::new(Some(&config), None)), Err(vec![expected]));
     }
 }
+
+/// A list of the groups of EXL2: the width of the codes of each group, and its first row.
+fn groups(list: &[[u16; 2]]) -> Tensor {
+    let data = list.iter().flatten().flat_map(|number| number.to_le_bytes()).collect();
+    tensor("m.q_groups", "I16", &[list.len() as u64 * 2], data)
+}
+
+fn permutation(places: impl Iterator<Item = i32>) -> Tensor {
+    let data: Vec<u8> = places.flat_map(i32::to_le_bytes).collect();
+    tensor("m.q_invperm", "I32", &[data.len() as u64 / 4], data)
+}
+
+fn halves(name: &str, codes: &[u16]) -> Tensor {
+    tensor(name, "F16", &[codes.len() as u64], codes.iter().flat_map(|code| code.to_le_bytes()).collect())
+}
+
+/// A weight of EXL2 with 32 rows and 48 columns in reverse order: 32 codes of 4 bits, and 16 of 3 bits.
+pub fn exl2() -> Vec<Tensor> {
+    vec![
+        tensor("m.q_weight", "I32", &[6, 32], vec![0; 6 * 32 * 4]),
+        tensor("m.q_scale", "I32", &[2, 4], vec![0; 32]),
+        groups(&[[4, 0], [3, 4]]),
+        halves("m.q_scale_max", &[0x3c00, 0x4000]),
+        permutation((0..48).rev()),
+    ]
+}
+
+#[test]
+fn tensors_of_exl2_that_do_not_fit_are_refused() {
+    assert_eq!(found(exl2()), Ok(vec!["EXL2: mixed INT, groups of 32, act-order, nested".to_owned()]));
+    for name in ["q_groups", "q_scale_max"] {
+        let expected = format!("EXL2: a tensor that is missing ({name}), such as \"m.q_weight\"");
+        refused(without(exl2(), &format!("m.{name}")), &expected);
+    }
+    let of_groups = [
+        (&[[4, 0], [7, 4]][..], "group 1 has codes of 7 bits"),
+        (&[[0, 0], [3, 4]], "group 0 has codes of 0 bits"),
+        (&[[3, 0], [4, 3]], "group 1 has codes of 4 bits, after codes of 3 bits"),
+        (&[[4, 1], [3, 4]], "group 0 has the rows 1 to 4 of 6, after row 0"),
+        (&[[4, 0], [3, 0]], "group 0 has the rows 0 to 0 of 6, after row 0"),
+        (&[[4, 0], [3, 6]], "group 0 has the rows 0 to 6 of 6, after row 0"),
+        (&[[4, 0], [3, 65535]], "group 0 has the rows 0 to 65535 of 6, after row 0"),
+        (&[[3, 0], [3, 4]], "group 0 has 4 rows, which codes of 3 bits do not fill"),
+        (&[[4, 0], [3, 2]], "group 1 has 4 rows for the codes 16 to 48 of 3 bits"),
+        (&[[2, 0], [2, 4]], "group 1 has 2 rows for the codes 64 to 48 of 2 bits"),
+    ];
+    for (list, expected) in of_groups {
+        let expected = format!("EXL2: groups that do not fit the codes (q_groups: {expected}), such as \"m.q_weight\"");
+        refused(with(exl2(), &[groups(list)]), &expected);
+    }
+    let cases = [
+        (tensor("m.q_weight", "I16", &[6, 32], vec![0; 384]), "codes of a wrong dtype or shape (I16 [6, 32])"),
+        (tensor("m.q_weight", "I32", &[192], vec![0; 768]), "codes of a wrong dtype or shape (I32 [192])"),
+        (tensor("m.q_weight", "I32", &[6, 40], vec![0; 960]), "scales of a wrong shape ([2, 4] for codes of [6, 40])"),
+        (tensor("m.q_weight", "I32", &[6, 64], vec![0; 1536]), "scales of a wrong shape ([2, 4] for codes of [6, 64])"),
+        (
+            tensor("m.q_weight", "I32", &[7, 32], vec![0; 896]),
+            "groups that do not fit the codes (q_groups: group 1 has 3 rows for the codes 32 to 48 of 3 bits)",
+        ),
+        (
+            tensor("m.q_scale", "F16", &[2, 4], vec![0; 16]),
+            "a companion with a wrong dtype or shape (q_scale: F16 [2, 4])",
+        ),
+        (
+            tensor("m.q_scale", "I32", &[3, 4], vec![0; 48]),
+            "a companion with a wrong dtype or shape (q_groups: I16 [4])",
+        ),
+        (tensor("m.q_groups", "I32", &[4], vec![0; 16]), "a companion with a wrong dtype or shape (q_groups: I32 [4])"),
+        (halves("m.q_scale_max", &[0; 3]), "a companion with a wrong dtype or shape (q_scale_max: F16 [3])"),
+        (
+            tensor("m.q_invperm", "I16", &[48], vec![0; 96]),
+            "a companion with a wrong dtype or shape (q_invperm: I16 [48])",
+        ),
+        (permutation((1..48).chain([1])), "a list that is not a permutation (q_invperm: 1 at 47 of 48 occurs twice)"),
+        (permutation(1..49), "a list that is not a permutation (q_invperm: 48 at 47 of 48 is out of range)"),
+        (permutation(-1..47), "a list that is not a permutation (q_invperm: -1 at 0 of 48 is out of range)"),
+        (
+            permutation(0..60),
+            "groups that do not fit the codes (q_groups: group 1 has 2 rows for the codes 32 to 60 of 3 bits)",
+        ),
+        (
+            permutation(0..0),
+            "groups that do not fit the codes (q_groups: group 1 has 2 rows for the codes 32 to 0 of 3 bits)",
+        ),
+        (halves("m.bias", &[0; 33]), "a bias that does not fit the codes (bias [33] for codes of [6, 32])"),
+        (halves("m.bias", &[]), "a bias that does not fit the codes (bias [0] for codes of [6, 32])"),
+        (
+            tensor("m.bias", "F16", &[32, 1], vec![0; 64]),
+            "a bias that does not fit the codes (bias [32, 1] for codes of [6, 32])",
+        ),
+    ];
+    for (changed, expected) in cases {
+        refused(with(exl2(), &[changed]), &format!("EXL2: {expected}, such as \"m.q_weight\""));
+    }
+    // Without a permutation, the number of columns follows from the groups.
+    let expected = "EXL2: groups that do not fit the codes (q_groups: group 1 has 2 rows, which codes of 3 bits do not \
+                    fill), such as \"m.q_weight\"";
+    refused(without(exl2(), "m.q_invperm"), expected);
+    let plain = with(without(exl2(), "m.q_invperm"), &[groups(&[[4, 0], [4, 4]])]);
+    assert_eq!(found(plain), Ok(vec!["EXL2: INT4, groups of 32, nested".to_owned()]));
+}
+
+/// No number of rows or columns overflows, and a matrix without elements has no values.
+#[test]
+fn sizes_of_exl2_are_bounded() {
+    let of = |words: u64, list: &[[u16; 2]], places: Option<Tensor>| {
+        let count = list.len() as u64;
+        let mut tensors = vec![
+            tensor("m.q_weight", "I32", &[words, 0], Vec::new()),
+            tensor("m.q_scale", "I32", &[count, 0], Vec::new()),
+            groups(list),
+            halves("m.q_scale_max", &vec![0; list.len()]),
+        ];
+        tensors.extend(places);
+        found(tensors)
+    };
+    assert_eq!(of(0, &[], None), Ok(vec!["EXL2: INT, one scale, nested".to_owned()]));
+    for words in [u64::MAX, u64::MAX / 32 + 1, 1 << 58, 1 << 40] {
+        for bits in [2, 3, 8] {
+            _ = of(words, &[[bits, 0]], None);
+            _ = of(words, &[[bits, 0], [2, 96]], None);
+            assert!(of(words, &[[bits, 0]], Some(permutation(0..40))).is_err());
+        }
+    }
+    let expected = "EXL2: groups that do not fit the codes (q_groups: 0 groups for 5 rows), such as \"m.q_weight\"";
+    assert_eq!(of(5, &[], None), Err(vec![expected.to_owned()]));
+}
+
+/// The elements of a row of a weight.
+fn row(tensors: Vec<Tensor>, row: u64) -> Vec<f32> {
+    let file = File::new(tensors);
+    let recognised = file.recognise(&QuantizationConfig::default());
+    let weight = &recognised.weights[0];
+    let cols = weight.class.shape[1];
+    let range = row * cols..(row + 1) * cols;
+    file.decode(weight, &range, &range)
+}
+
+/// Each product is rounded to half precision, and subnormal numbers are kept.
+#[test]
+fn values_of_exl2_are_half_precision_numbers() {
+    let repeated = |first: f32, second: f32| [[first; 16].as_slice(), [second; 32].as_slice()].concat();
+    // The columns are in reverse order, so those of 3 bits, whose largest scale is 2, are the first.
+    assert_eq!(row(exl2(), 5), repeated(-4.0 / 128.0, -8.0 / 256.0));
+    // The scale of row 5 is in the sixth nibble: 15 is the largest scale.
+    let scales = tensor(
+        "m.q_scale",
+        "I32",
+        &[2, 4],
+        [[0, 0, 0xf0, 0], [0; 4], [0; 4], [0; 4], [0, 0, 0x20, 0], [0; 4], [0; 4], [0; 4]].concat(),
+    );
+    assert_eq!(row(with(exl2(), std::slice::from_ref(&scales)), 5), repeated(-4.0 * 9.0 / 128.0, -8.0));
+    assert_eq!(row(with(exl2(), &[scales]), 4), repeated(-4.0 / 128.0, -8.0 / 256.0));
+    // 384 and 640 times the least subnormal number, divided by 256, are 1.5 and 2.5 times this: a tie, to even.
+    let least = 2f32.powi(-24);
+    let subnormal = with(exl2(), &[halves("m.q_scale_max", &[384, 640])]);
+    assert_eq!(row(subnormal, 5), repeated(-4.0 * 2.0 * least, -8.0 * 2.0 * least));
+    let zero = with(exl2(), &[halves("m.q_scale_max", &[128, 129])]);
+    let found: Vec<u32> = row(zero, 5).into_iter().map(f32::to_bits).collect();
+    let expected = repeated(-4.0 * least, -0.0).into_iter().map(f32::to_bits);
+    assert!(found.into_iter().eq(expected));
+    // Beyond the range of half precision: 15 * 15 / 256 * 65504 is in it, and 8 times this is not.
+    let scales = tensor("m.q_scale", "I32", &[2, 4], vec![0xee; 32]);
+    let large = with(exl2(), &[scales, halves("m.q_scale_max", &[0x7bff, 0])]);
+    assert_eq!(row(large, 5), repeated(-0.0, f32::NEG_INFINITY));
+}
+
+/// Rows that pad the weight are dropped if the bias or, for the last layer, the vocabulary has fewer.
+#[test]
+fn padding_of_exl2_is_dropped() {
+    let shape = |stem: &str, bias: Option<usize>, vocabulary: u64| {
+        let mut tensors = exl2();
+        tensors.extend(bias.map(|rows| halves("m.bias", &vec![0; rows])));
+        tensors.iter_mut().for_each(|tensor| tensor.name = tensor.name.replacen("m", stem, 1));
+        let config = json!({"vocab_size": vocabulary, "quantization_config": {"quant_method": "exl2"}});
+        let recognised = File::new(tensors).recognise(&QuantizationConfig::new(Some(&config), None));
+        assert!(recognised.warnings.is_empty(), "{:?}", recognised.warnings);
+        recognised.weights[0].class.shape.clone()
+    };
+    assert_eq!(shape("lm_head", None, 30), [30, 48]);
+    assert_eq!(shape("model.lm_head", None, 1), [1, 48]);
+    assert_eq!(shape("lm_head", None, 33), [32, 48]);
+    assert_eq!(shape("lm_head", None, u64::MAX), [32, 48]);
+    assert_eq!(shape("mlp.up_proj", None, 30), [32, 48]);
+    assert_eq!(shape("mlp.up_proj", Some(31), 30), [31, 48]);
+    assert_eq!(shape("lm_head", Some(32), 30), [32, 48]);
+}

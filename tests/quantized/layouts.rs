@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use std::ops::Range;
 use weightfs::codec::quantized::{
     ByteRuns, CodeNumber, CodePacking, Codebooks, DecodedOutput, DequantizeFormula, F32, GatheredParts, GlobalScale,
-    LayoutDecoder, Parts, QuantizedLayout, QuantizedPart, ScaleGrid, ScaleType, SizeMismatch, ZeroPoints,
+    LayoutDecoder, MixedColumns, Parts, QuantizedLayout, QuantizedPart, ScaleGrid, ScaleType, SizeMismatch, ZeroPoints,
 };
 
 fn real() -> impl Strategy<Value = ScaleType> {
@@ -35,6 +35,9 @@ fn packing() -> impl Strategy<Value = CodePacking> {
         (real(), small()).prop_map(|(number, row_bytes)| CodePacking::Numbers { number, row_bytes }),
         (small(), 0u32..20, [small(), small()], real())
             .prop_map(|(count, bits, block, number)| CodePacking::Codebooks(Codebooks { count, bits, block, number })),
+        ([small(), small(), small()], any::<bool>()).prop_map(|([words, columns, groups], is_permuted)| {
+            CodePacking::MixedDown(MixedColumns { words, columns, groups, is_permuted })
+        }),
     ]
 }
 
@@ -117,11 +120,27 @@ fn layout() -> impl Strategy<Value = QuantizedLayout> {
 /// The number, or another one if codes that are packed like this cannot stand for it.
 fn number_of(packing: CodePacking, number: CodeNumber) -> CodeNumber {
     match (packing, number) {
-        (CodePacking::Numbers { .. } | CodePacking::Codebooks(_), _) => CodeNumber::Packed,
+        (CodePacking::Numbers { .. } | CodePacking::Codebooks(_) | CodePacking::MixedDown(_), _) => CodeNumber::Packed,
         (CodePacking::RowParts { .. }, CodeNumber::Signed | CodeNumber::Offset) => number,
         (CodePacking::RowParts { .. }, _) | (_, CodeNumber::Packed) => CodeNumber::Unsigned,
         _ => number,
     }
+}
+
+/// The list of at most `most` groups of codes for `cols` columns, as numbers, and the number of their words.
+fn code_groups(cols: u64, most: u64) -> (Vec<[u16; 2]>, u64) {
+    let (mut list, mut words, mut left) = (Vec::new(), 0, cols);
+    for (bits, whole) in [(8, 4), (6, 16), (5, 32), (4, 8), (3, 32), (2, 16)].into_iter().take(most as usize) {
+        if left == 0 {
+            break;
+        }
+        let is_last = list.len() as u64 + 1 == most;
+        let codes = if is_last { left } else { left.min(whole) };
+        list.push([bits as u16, words as u16]);
+        words += (codes * bits).div_ceil(32);
+        left -= codes;
+    }
+    (list, words)
 }
 
 /// Descriptions that are likely to be consistent.
@@ -159,6 +178,11 @@ fn consistent() -> impl Strategy<Value = QuantizedLayout> {
                     block: if kind == 0 { [1, 1] } else { [rows, cols] },
                     number: books.number,
                 }),
+                CodePacking::MixedDown(columns) => {
+                    let (list, words) = code_groups(cols, 1 + columns.groups % 6);
+                    let (columns, groups) = (rows.next_multiple_of(8) + extra * 8, list.len() as u64);
+                    CodePacking::MixedDown(MixedColumns { words, columns, groups, is_permuted: kind > 0 })
+                }
                 packing => packing,
             };
             let groups = cols.div_ceil(beside);
@@ -186,6 +210,10 @@ fn consistent() -> impl Strategy<Value = QuantizedLayout> {
                 }
                 zeros => zeros,
             };
+            if let CodePacking::MixedDown(_) = layout.packing {
+                (layout.zeros, layout.group_index) = (ZeroPoints::None, false);
+                (layout.formula, layout.global) = (DequantizeFormula::Scale, GlobalScale::None);
+            }
             layout
         },
     )
@@ -201,6 +229,20 @@ fn parts(layout: &QuantizedLayout, required: &Parts<u64>) -> Parts<Vec<u8>> {
         let group = |column: u64| if unused && column == 0 { u32::MAX } else { (column * 7 % (groups + 1)) as u32 };
         let index = (0..layout.cols).flat_map(|column| group(column).to_le_bytes());
         parts[QuantizedPart::GroupIndex as usize] = index.collect();
+    }
+    if let (true, CodePacking::MixedDown(columns)) = (layout.elements() > 0, layout.packing) {
+        let (list, words) = code_groups(layout.cols, columns.groups);
+        // Otherwise the list is not one of these columns.
+        if (list.len() as u64, words) == (columns.groups, columns.words) {
+            let bytes = list.iter().flatten().flat_map(|number| number.to_le_bytes());
+            parts[QuantizedPart::CodeGroups as usize] = bytes.collect();
+        }
+        if columns.is_permuted {
+            // Some places do not exist.
+            let place = |column: u64| if column % 9 == 8 { u32::MAX } else { (layout.cols - 1 - column) as u32 };
+            let places = (0..layout.cols).flat_map(|column| place(column).to_le_bytes());
+            parts[QuantizedPart::Permutation as usize] = places.collect();
+        }
     }
     parts
 }

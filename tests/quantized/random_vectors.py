@@ -8,6 +8,7 @@ formulas. That of MLX is compared with `mx.dequantize` here, for each case.
 """
 
 import json
+import math
 import sys
 
 import mlx.core as mx
@@ -388,6 +389,36 @@ def aqlm(r):
             "aqlm", num_codebooks=count, nbits_per_codebook=bits, in_group_size=width, out_group_size=height))
 
 
+def exl2(r):
+    for widths in [(4,), (8, 6, 5), (5, 4, 3, 2), (6, 2), (8, 3), (3,), (2,)]:
+        for is_permuted in [True, True, False]:
+            rows, cols = r.shape(1, 1 if is_permuted else 32)
+            tensors = exl2_tensors(r, rows, cols, widths, is_permuted, r.pick(1, 2, 4))
+            if r.below(3) == 0:
+                count = len(tensors["m.q_scale_max"])
+                tensors["m.q_scale_max"] = r.generator.uniform(-1e-4, 1e-4, count).astype(F16)
+            yield "exl2_", tensors, r.pick(None, quantization("exl2", bits=4.25))
+
+
+def exl2_tensors(r, rows, cols, widths, is_permuted, size):
+    """A weight whose groups have codes of these widths, at most `size` times so many as fill whole words. Without a
+    permutation, the columns are a multiple of 32, and so are the codes of each group."""
+    groups, words, left = [], 0, cols
+    while left:
+        bits = widths[min(len(groups) // 2, len(widths) - 1)]
+        codes = min(left, size * (32 // math.gcd(32, bits) if is_permuted else 32))
+        groups += [(bits, words)]
+        words += -(-codes * bits // 32)
+        left -= codes
+    columns = -(-rows // 32) * 32
+    tensors = {"m.q_weight": r.words(words, columns), "m.q_scale": r.words(len(groups), columns // 8),
+               "m.q_groups": np.array(groups, np.uint16).reshape(-1).view(np.int16),
+               "m.q_scale_max": r.scales(F16, len(groups)), "m.bias": r.scales(F16, rows)}
+    if is_permuted:
+        tensors["m.q_invperm"] = r.generator.permutation(cols).astype(np.int32)
+    return tensors
+
+
 def hqq_codes(r, packing, rows, cols):
     if packing is None:
         return r.scales(r.pick(F32, F16, BF16), rows, cols)
@@ -415,7 +446,7 @@ def compare_with_mlx(tensors, config, expected):
     assert not wrong, f"MLX, {config}: {wrong}"
 
 
-SCHEMES = [fp8, int8, mx_floats, nvfp4, packed, int4_pairs, awq, gptq, bnb, mlx, slm1, hqq, aqlm]
+SCHEMES = [fp8, int8, mx_floats, nvfp4, packed, int4_pairs, awq, gptq, bnb, mlx, slm1, hqq, aqlm, exl2]
 
 
 def make(seed, large):

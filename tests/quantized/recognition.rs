@@ -96,7 +96,8 @@ fn missing_part_is_reported() {
             // Without the codes there is no warning. Zero points and indices are optional in some schemes.
             match part {
                 QuantizedPart::Values => assert!(recognised.weights.is_empty(), "{}", case.name),
-                QuantizedPart::Zeros | QuantizedPart::GroupIndex if !recognised.weights.is_empty() => {}
+                QuantizedPart::Zeros | QuantizedPart::GroupIndex | QuantizedPart::Permutation
+                    if !recognised.weights.is_empty() => {}
                 QuantizedPart::Scales if recognised.warnings.is_empty() => {
                     // Without the scales, these are not recognised as codes: there is no configuration, or other
                     // tensors have such names or dtypes too.
@@ -145,6 +146,8 @@ fn part_of_a_wrong_shape_is_refused() {
                             | QuantizedPart::NestedMap
                             | QuantizedPart::Global
                             | QuantizedPart::GroupIndex
+                            | QuantizedPart::CodeGroups
+                            | QuantizedPart::Permutation
                     );
                     assert!(!same_size, "{}: {part:?} {shape:?}", case.name);
                 }
@@ -246,7 +249,6 @@ fn scales_without_a_scheme_are_reported_once() {
 #[test]
 fn schemes_that_are_not_decoded_are_named() {
     let schemes = [
-        ("m.q_weight", "m.q_scale", "exl2", "EXL2"),
         ("m.trellis", "m.suh", "exl3", "EXL3"),
         ("m.trellis", "m.su", "exl3", "EXL3"),
         ("m.Qidxs", "m.Wscale", "quip", "QuIP#"),
@@ -295,6 +297,8 @@ fn codes_without_scales_are_reported() {
     assert_eq!(warning(&[("m.weight", "F8_E4M3", &[4, 4])], fp8), expected);
     let expected = "codes without scales (I32), such as \"m.qweight\"";
     assert_eq!(warning(&[("m.qweight", "I32", &[4, 4])], json!({})), expected);
+    let expected = "codes without scales (I32), such as \"m.q_weight\"";
+    assert_eq!(warning(&[("m.q_weight", "I32", &[4, 32])], json!({})), expected);
     let config = json!({"quantization_config": {"quant_method": "mxfp4"}});
     for name in ["m_blocks", "m.blocks"] {
         let expected = format!("codes without scales (U8), such as \"{name}\"");
@@ -668,6 +672,8 @@ fn summaries_name_the_parameters() {
         ("hqq_3_axis0_64", "HQQ: INT3, groups of 64, asymmetric"),
         ("hqq_5_axis1_channel", "HQQ: INT5, a scale per row, asymmetric"),
         ("hqq_4_axis0_channel", "HQQ: INT4, a scale per column, asymmetric"),
+        ("exl2_4", "EXL2: INT4, groups of 32, act-order, nested"),
+        ("exl2_plain", "EXL2: mixed INT, groups of 32, nested"),
     ];
     let cases = cases();
     for (name, expected) in expected {
@@ -730,6 +736,8 @@ fn only_small_descriptions_beside_codes_are_read() {
         ("m.quant_state.bitsandbytes__fp4", "m", 4096),
         ("m.shape", "m.W_q", 16),
         ("m.packing", "m.W_q", 32),
+        ("m.q_groups", "m.q_weight", 256 << 10),
+        ("m.q_invperm", "m.q_weight", 4 << 20),
     ];
     for (name, codes, max) in kinds {
         assert_eq!(named(&[(codes, 1 << 40), (name, max)]), Ok(vec![1]), "{name}");
@@ -746,7 +754,7 @@ fn only_small_descriptions_beside_codes_are_read() {
         wanted(&tensors).map_err(|warnings| warnings[0].to_string())
     };
     assert_eq!(many(most, 4096).map(|wanted| wanted.len() as u64), Ok(most));
-    let expected = "descriptions of weights that are too large (more than 64 MiB), such as \"m.comfy_quant\"";
+    let expected = "descriptions of weights that are too large (more than 128 MiB), such as \"m.comfy_quant\"";
     assert_eq!(many(most + 1, 4096), Err(expected.to_owned()));
     let expected =
         format!("too many descriptions of weights (more than {CONTENTS_COUNT_MAX}), such as \"m.comfy_quant\"");
@@ -858,7 +866,7 @@ fn tensors() -> impl Strategy<Value = Vec<Tensor>> {
     let any = prop::collection::vec(one.clone(), 0..10);
     let any = any.prop_map(|list| list.into_iter().map(filled).collect());
     // Weights that are rarely found by chance, with up to two other tensors.
-    let sound = prop::sample::select(vec![hostile::hqq(), hostile::aqlm()]);
+    let sound = prop::sample::select(vec![hostile::hqq(), hostile::aqlm(), hostile::exl2()]);
     let changed = (sound, prop::collection::vec((any_index(), one), 0..3)).prop_map(|(mut tensors, others)| {
         for (at, other) in others {
             let (at, mut other) = (at.index(tensors.len()), filled(other));
@@ -912,5 +920,5 @@ fn whatever_is_recognised_can_be_decoded() {
     });
     run.unwrap_or_else(|error| panic!("{error}"));
     let seen = seen.into_inner();
-    assert!(seen.contains("HQQ") && seen.contains("AQLM"), "{seen:?}");
+    assert!(["HQQ", "AQLM", "EXL2"].iter().all(|scheme| seen.contains(scheme)), "{seen:?}");
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from random_vectors import ct_config
+from random_vectors import Random, ct_config, exl2_tensors
 from safetensors.torch import save_file
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -610,6 +610,35 @@ def formulas():
     case("fp8_extremes", {"m.weight": weight, "m.weight_scale": scale}, {"m.weight": weight.to(F32) * scale}, "formula")
 
 
+# EXL2, whose kernels need a GPU: the arithmetic is that of float16 numbers in NumPy.
+
+
+def exl2():
+    r = Random(0, "small")
+    for name, rows, cols, widths, is_permuted, size in [
+        ("exl2_4", 64, 96, (4,), True, 4), ("exl2_mixed", 50, 300, (8, 6, 5, 4, 3, 2), True, 1),
+        ("exl2_5_3", 32, 130, (5, 3), True, 2), ("exl2_plain", 33, 128, (6, 4), False, 1),
+    ]:
+        tensors = exl2_tensors(r, rows, cols, widths, is_permuted, size)
+        # One of the groups has subnormal scales.
+        tensors["m.q_scale_max"][1:2] = 3e-5
+        t = {key.removeprefix("m."): tensor for key, tensor in tensors.items()}
+        groups, result = t["q_groups"].reshape(-1, 2).tolist(), np.zeros((rows, cols), np.float16)
+        for row in range(rows):
+            numbers = []
+            for at, (bits, start) in enumerate(groups):
+                end = groups[at + 1][1] if at + 1 < len(groups) else len(t["q_weight"])
+                column = int.from_bytes(t["q_weight"][start:end, row].tobytes(), "little")
+                square = np.float16(((int(t["q_scale"][at, row // 8]) >> row % 8 * 4 & 15) + 1) ** 2)
+                scale = square * (t["q_scale_max"][at] / np.float16(256))
+                count = min((end - start) * 32 // bits, cols - len(numbers))
+                codes = [column >> bits * code & 2**bits - 1 for code in range(count)]
+                numbers += [np.float16(code - 2 ** (bits - 1)) * scale for code in codes]
+            result[row] = np.array(numbers)[t.get("q_invperm", slice(None))]
+        case(name, {key: torch.from_numpy(tensor) for key, tensor in tensors.items()},
+             {"m.weight": torch.from_numpy(result)}, "formula", {"quantization_config": {"quant_method": "exl2"}})
+
+
 if __name__ == "__main__":
     arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
     LARGE = "--large" in sys.argv
@@ -621,7 +650,7 @@ if __name__ == "__main__":
     ct_fp8_blocks("fp8_block_e8m0", (72, 50), (32, 32), "E8M0")
     ct_fp8_blocks("fp8_block_large", (576, 300), (128, 128), F32, large=True)
     for function in [ct_float, ct_int8, ct_packed, ct_fp4, gpt_oss, modelopt, comfy, awq, gptq, bitsandbytes, mlx,
-                     formulas, hqq, aqlm]:
+                     formulas, hqq, aqlm, exl2]:
         function()
     save_file(TENSORS, OUT, metadata={"cases": json.dumps(CASES)})
     print(len(CASES), "cases")

@@ -5,8 +5,10 @@ use super::layout::{
     CodeNumber, CodePacking, DequantizeFormula, GlobalScale, INTERLEAVED, Parts, QuantizedLayout, QuantizedPart,
     ScaleGrid, ScaleType, ZeroPoints,
 };
+use super::mixed::MixedDecoder;
 use super::needs::ByteRuns;
 use super::numbers::{CodeDecoder, widen};
+use super::transposed::{ROWS_AT_ONCE, transpose};
 use super::{Bf16, F32, fp8};
 use crate::codec::bf16;
 use crate::codec::elements::{E4M3, E8M0};
@@ -62,9 +64,6 @@ impl DecodedOutput<'_> {
 /// cache of a core.
 const GROUPS_AT_ONCE: usize = 256;
 const COLUMNS_AT_ONCE: u64 = 2048;
-
-/// Rows of a transposed matrix that are copied at once: those whose words share a line of the cache.
-const ROWS_AT_ONCE: u64 = 16;
 
 impl LayoutDecoder {
     /// A decoder for parts of these sizes in bytes. Fails with a reason if the layout is inconsistent or a part is too
@@ -129,6 +128,8 @@ struct DecodePass<'p> {
     codes: CodeDecoder,
     /// The group of each column, if the columns are not in the order of the groups.
     groups: Option<&'p [Group]>,
+    /// For [`CodePacking::MixedDown`], which decodes all columns of a row.
+    mixed: Option<MixedDecoder<'p>>,
     /// Some rows of a transposed matrix, transposed back.
     copied: CopiedRows,
     /// Elements of a row before they are rounded to bfloat16.
@@ -163,6 +164,11 @@ impl<'p> DecodePass<'p> {
                 groups = None;
             }
         }
+        let rows = range.start / layout.cols..(range.end - 1) / layout.cols + 1;
+        let mixed = match layout.packing {
+            CodePacking::MixedDown(columns) => Some(MixedDecoder::new(columns, layout.cols, rows, parts, &needs)),
+            _ => None,
+        };
         Self {
             layout,
             needs,
@@ -170,6 +176,7 @@ impl<'p> DecodePass<'p> {
             range,
             codes,
             groups,
+            mixed,
             copied: CopiedRows::default(),
             rounded: Vec::new(),
             operands: Vec::new(),
@@ -229,6 +236,9 @@ impl<'p> DecodePass<'p> {
 
     /// Decodes some columns of a row. A group has `width` columns.
     fn decode_part(&mut self, row: u64, cols: Range<u64>, width: u64, out: &mut [F32]) {
+        if let Some(mixed) = &mut self.mixed {
+            return mixed.decode(row, cols, out);
+        }
         let has_zeros = self.layout.zeros != ZeroPoints::None;
         self.numbers(row, cols.clone(), out);
         if let Some(groups) = self.groups {
@@ -303,6 +313,8 @@ impl<'p> DecodePass<'p> {
                 let from = runs.place(books.offset(row, cols.start, self.layout.cols));
                 books.decode(&values[from..], self.parts[QuantizedPart::Map as usize], row, cols, out);
             }
+            // `MixedDecoder` decodes these.
+            CodePacking::MixedDown(_) => {}
             CodePacking::RowParts { .. } => {
                 if let Some(parts) = self.layout.row_parts() {
                     let from = runs.place((row % parts.rows * self.layout.cols + cols.start) * parts.word);
@@ -469,13 +481,4 @@ fn word_at(bytes: &[u8], at: usize) -> u32 {
 
 fn float_at(bytes: &[u8], at: usize) -> f32 {
     f32::from_bits(word_at(bytes, at))
-}
-
-/// Writes the words of each slice to consecutive rows.
-fn transpose<'s>(stored: impl Iterator<Item = &'s [u8]>, row_bytes: usize, rows: &mut [u8]) {
-    for (at, words) in stored.enumerate() {
-        for (row, word) in words.as_chunks::<4>().0.iter().enumerate() {
-            rows[row * row_bytes + at * 4..][..4].copy_from_slice(word);
-        }
-    }
 }

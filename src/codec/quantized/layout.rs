@@ -39,6 +39,10 @@ quantized_parts! {
     NestedScales "nested scales";
     /// The value of each code of quantized scales.
     NestedMap "nested map";
+    /// The width of the codes of each group, and where they begin.
+    CodeGroups "groups";
+    /// The place of each column among the stored codes of a row.
+    Permutation "permutation";
 }
 
 /// An item for each part, indexed by the part.
@@ -92,6 +96,10 @@ pub enum CodePacking {
     Numbers { number: ScaleType, row_bytes: u64 },
     /// Indices into codebooks. There is one matrix only.
     Codebooks(Codebooks),
+    /// The matrix is transposed: the codes of a row are groups of different widths down a column of a matrix of 32-bit
+    /// words. Each group is a stream of bits. A number is the code minus half of the number of codes of its width,
+    /// times the scale of its group, in half precision. There is one matrix only. The grid is not used.
+    MixedDown(MixedColumns),
 }
 
 impl CodePacking {
@@ -103,6 +111,8 @@ impl CodePacking {
             Self::HighFirst { .. } | Self::RowPairs | Self::Across => 4,
             Self::Numbers { number, .. } => number.bytes() as u32 * 8,
             Self::Codebooks(Codebooks { bits, .. }) => bits,
+            // The largest width.
+            Self::MixedDown(_) => 8,
         }
     }
 
@@ -113,19 +123,40 @@ impl CodePacking {
             | Self::Words { row_bytes, .. }
             | Self::HighFirst { row_bytes }
             | Self::Numbers { row_bytes, .. } => row_bytes,
-            Self::RowPairs | Self::Down { .. } | Self::Across | Self::RowParts { .. } | Self::Codebooks(_) => 0,
+            Self::RowPairs
+            | Self::Down { .. }
+            | Self::Across
+            | Self::RowParts { .. }
+            | Self::Codebooks(_)
+            | Self::MixedDown(_) => 0,
         }
     }
 
     /// Whether a row of the matrix is spread over the whole tensor.
     pub fn is_transposed(self) -> bool {
-        matches!(self, Self::Down { .. } | Self::Across)
+        matches!(self, Self::Down { .. } | Self::Across | Self::MixedDown(_))
     }
 
     /// Whether neighbouring rows need the same bytes, so that a window of rows is read at once and kept.
     pub fn has_windows(self) -> bool {
         self.is_transposed() || matches!(self, Self::Codebooks(_))
     }
+}
+
+/// The stored matrix of [`CodePacking::MixedDown`].
+///
+/// [`QuantizedPart::CodeGroups`] has two 16-bit numbers for each group: the width of its codes, and its first word in a
+/// column. [`QuantizedPart::Scales`] has a 4-bit code for each group and column, eight in a 32-bit word, and
+/// [`QuantizedPart::NestedScales`] a float16 number for each group, the largest scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MixedColumns {
+    /// Number of 32-bit words of a column.
+    pub words: u64,
+    /// Number of columns. Those after the rows of the matrix are padding.
+    pub columns: u64,
+    pub groups: u64,
+    /// Whether there is a permutation. Otherwise the columns of the matrix are in the order of the codes.
+    pub is_permuted: bool,
 }
 
 /// Codebooks and the codes for them. The codes of a block are next to each other, and the blocks follow each other row
@@ -405,6 +436,14 @@ impl QuantizedLayout {
         let mut required = [0; QuantizedPart::COUNT];
         ensure(!self.packing.is_transposed() || cols <= TRANSPOSED_MAX, "a transposed matrix with too many columns")?;
         ensure(!self.group_index || cols <= INDEX_MAX, "a group index of too many columns")?;
+        if let CodePacking::MixedDown(columns) = self.packing {
+            ensure(batch == 1 && self.number == CodeNumber::Packed, "several matrices with groups of codes")?;
+            let is_plain = self.formula == DequantizeFormula::Scale && self.global == GlobalScale::None;
+            let has_blocks = self.grid.block().iter().all(|size| *size > 0);
+            let has_others = self.zeros != ZeroPoints::None || self.group_index;
+            ensure(is_plain && has_blocks && !has_others, "groups of codes with a formula of another scheme")?;
+            return columns.required(rows, cols);
+        }
         if let CodePacking::Codebooks(books) = self.packing {
             ensure(batch == 1 && self.number == CodeNumber::Packed, "codebooks for several matrices")?;
             let [codes, numbers] = books.required(rows, cols)?;
@@ -494,7 +533,7 @@ impl QuantizedLayout {
                 ensure(parts.word > 1 || rows.is_multiple_of(parts.count), "rows in parts that are not equal")?;
                 parts.rows.checked_mul(cols).and_then(|words| words.checked_mul(parts.word)).ok_or(TOO_LARGE)
             }
-            CodePacking::Numbers { .. } | CodePacking::Codebooks(_) => Ok(0),
+            CodePacking::Numbers { .. } | CodePacking::Codebooks(_) | CodePacking::MixedDown(_) => Ok(0),
         }
     }
 
@@ -559,7 +598,7 @@ fn size_of_strides<const N: usize>(dims: [(u64, u64); N]) -> Option<u64> {
     dims.into_iter().try_fold(1, |size: u64, (count, stride)| size.checked_add((count - 1).checked_mul(stride)?))
 }
 
-const TOO_LARGE: &str = "more elements or bytes than 64 bits can count";
+pub(super) const TOO_LARGE: &str = "more elements or bytes than 64 bits can count";
 
 fn ensure(holds: bool, otherwise: &'static str) -> Result<(), &'static str> {
     if holds { Ok(()) } else { Err(otherwise) }

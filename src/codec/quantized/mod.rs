@@ -12,17 +12,20 @@ mod fp8;
 mod gathered;
 mod groups;
 mod layout;
+mod mixed;
 mod needs;
 mod numbers;
+mod transposed;
 
 pub use super::F32;
 pub use decode::{DecodedOutput, LayoutDecoder, SizeMismatch};
 pub use faults::CompanionFaults;
 pub use gathered::GatheredParts;
 pub use layout::{
-    CodeNumber, CodePacking, Codebooks, DequantizeFormula, GlobalScale, Parts, QuantizedLayout, QuantizedPart,
-    ScaleGrid, ScaleType, ZeroPoints,
+    CodeNumber, CodePacking, Codebooks, DequantizeFormula, GlobalScale, MixedColumns, Parts, QuantizedLayout,
+    QuantizedPart, ScaleGrid, ScaleType, ZeroPoints,
 };
+pub use mixed::CodeGroup;
 pub use needs::ByteRuns;
 
 /// A bfloat16 in little-endian order.

@@ -79,7 +79,10 @@ impl QuantizedLayout {
             return self.whole_rows(&range, books.window(self.cols));
         }
         let bits = u64::from(self.packing.bits());
-        let row_bytes = (self.cols * bits).div_ceil(8).max(1) + self.grid.groups() * (self.scale.bytes() + 1);
+        let row_bytes = match self.packing {
+            CodePacking::MixedDown(columns) => columns.row_bytes(),
+            _ => (self.cols * bits).div_ceil(8).max(1) + self.grid.groups() * (self.scale.bytes() + 1),
+        };
         let rows = match self.packing {
             CodePacking::Across => STRIP * 2,
             _ => STRIP / 4,
@@ -102,6 +105,9 @@ impl QuantizedLayout {
             return needs;
         }
         let span = self.span(range);
+        if let CodePacking::MixedDown(columns) = self.packing {
+            return columns.needs(span.first, span.last, self.cols);
+        }
         needs[QuantizedPart::Values as usize] = self.values(&span);
         let (scales, indices) = self.scales(&span, self.scale.bytes());
         needs[QuantizedPart::Scales as usize] = scales;
@@ -198,6 +204,8 @@ impl QuantizedLayout {
                 ByteRuns { start, len: (last - first + 1) * 4, stride: words * 4, count }
             }
             CodePacking::Codebooks(books) => books.codes(span.first, span.last, &span.cols, self.cols),
+            // `MixedColumns::needs` has all parts.
+            CodePacking::MixedDown(_) => ByteRuns::default(),
             CodePacking::RowParts { .. } => {
                 let Some(RowParts { rows, word, .. }) = self.row_parts() else { return ByteRuns::default() };
                 let (first, last) = (span.first % rows, span.last % rows);

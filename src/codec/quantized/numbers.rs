@@ -24,7 +24,7 @@ pub enum CodeDecoder {
     Nibbles(Table),
     /// Integers of 1 to 4 bits, one of which is at a given place in each byte or, of 3 bits, in each word.
     Fields(CodeInteger),
-    /// [`super::Codebooks`] are decoded elsewhere.
+    /// [`super::Codebooks`] and [`super::MixedColumns`] are decoded elsewhere.
     None,
 }
 
@@ -60,7 +60,7 @@ impl CodeDecoder {
         match packing {
             CodePacking::Words { .. } => Self::Words(integer),
             CodePacking::RowPairs | CodePacking::Across => Self::Nibbles(code_table(number, map)),
-            CodePacking::Codebooks(_) => Self::None,
+            CodePacking::Codebooks(_) | CodePacking::MixedDown(_) => Self::None,
             CodePacking::HighFirst { .. } => Self::Pairs(pairs(&code_table(number, map), true)),
             CodePacking::Stream { bits: 4, .. } | CodePacking::Down { bits: 4 } => {
                 Self::Pairs(pairs(&code_table(number, map), false))

@@ -119,7 +119,10 @@ fn checked(model: &Model) -> impl Iterator<Item = CheckedCompanion<'_>> {
 /// The type of the numbers of a part; `None` if they can have any value, such as integer zero points and codes. For a
 /// group index, a type of the same size.
 fn companion_number(layout: &QuantizedLayout, part: QuantizedPart) -> Option<ScaleType> {
+    let is_mixed = matches!(layout.packing, CodePacking::MixedDown(_));
     match part {
+        QuantizedPart::Scales if is_mixed => None,
+        QuantizedPart::NestedScales if is_mixed => Some(ScaleType::F16),
         QuantizedPart::Scales => Some(layout.scale).filter(|scale| !matches!(scale, ScaleType::Nested { .. })),
         QuantizedPart::Biases => Some(layout.bias),
         QuantizedPart::Map => match layout.packing {
@@ -133,7 +136,8 @@ fn companion_number(layout: &QuantizedLayout, part: QuantizedPart) -> Option<Sca
             ZeroPoints::Numbers(number) => Some(number),
             _ => None,
         },
-        QuantizedPart::Values => None,
+        // Recognition has checked the last two.
+        QuantizedPart::Values | QuantizedPart::CodeGroups | QuantizedPart::Permutation => None,
     }
 }
 
@@ -246,6 +250,8 @@ fn called(part: QuantizedPart) -> [&'static str; 2] {
         QuantizedPart::Global => ["global scale", "global scales"],
         QuantizedPart::Map => ["value of a code", "values of codes"],
         QuantizedPart::NestedScales => ["scale of scales", "scales of scales"],
+        QuantizedPart::CodeGroups => ["group", "groups"],
+        QuantizedPart::Permutation => ["place", "places"],
         QuantizedPart::NestedMap => ["value of a quantized scale", "values of quantized scales"],
     }
 }

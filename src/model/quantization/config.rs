@@ -32,6 +32,8 @@ pub struct QuantizationConfig {
     overrides: Vec<String>,
     /// Whether columns are reordered ("act-order"), by the first entry about it.
     pub is_act_order: bool,
+    /// Number of tokens of the model (`vocab_size`).
+    pub vocabulary: Option<u64>,
 }
 
 /// Maximum number of block sizes that are compared with each weight. Most models have one.
@@ -55,17 +57,12 @@ const METHODS: &[&str] = &[
     "fbgemm_fp8",
     "hqq",
     "aqlm",
+    "exl2",
 ];
 
 /// Methods whose weights are recognised and not decoded, and their schemes.
-const UNDECODED: [(&str, &str); 6] = [
-    ("exl2", "EXL2"),
-    ("exl3", "EXL3"),
-    ("quip", "QuIP#"),
-    ("quip_sharp", "QuIP#"),
-    ("spqr", "SpQR"),
-    ("vptq", "VPTQ"),
-];
+const UNDECODED: [(&str, &str); 5] =
+    [("exl3", "EXL3"), ("quip", "QuIP#"), ("quip_sharp", "QuIP#"), ("spqr", "SpQR"), ("vptq", "VPTQ")];
 
 const FORMATS: &[&str] = &[
     "dense",
@@ -105,6 +102,7 @@ impl QuantizationConfig {
     /// ignored.
     pub fn new(config: Option<&Value>, other: Option<&Value>) -> Self {
         let inner = config.into_iter().flat_map(|config| INNER.iter().filter_map(|key| config.get(*key)));
+        let vocabulary = config.into_iter().chain(inner.clone()).find_map(|config| config.get("vocab_size")?.as_u64());
         let of_config = config
             .into_iter()
             .chain(inner)
@@ -132,6 +130,7 @@ impl QuantizationConfig {
             ),
             overrides: all.into_iter().flat_map(overrides).chain(layers_of_mlx(mlx, method)).collect(),
             is_act_order: first_flag(all, &["desc_act"]),
+            vocabulary,
         }
     }
 

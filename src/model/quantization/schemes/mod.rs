@@ -2,6 +2,7 @@
 
 mod aqlm;
 mod bitsandbytes;
+mod exl2;
 mod floats;
 mod hqq;
 mod integers;
@@ -91,6 +92,7 @@ pub static SCHEMES: &[QuantizationScheme] = &[
         &[WeightEndings { codes: CodeDtypes::AnyKnown, ..ending(".W_q", ".scale", ".weight") }],
     ),
     scheme("AQLM", aqlm::recognise_aqlm, &[ending(".codes", ".scales", ".weight")]),
+    scheme("EXL2", exl2::recognise_exl2, &[ending(".q_weight", ".q_scale", ".weight")]),
     scheme("SLM1", integers::recognise_slm, &[ending("", crate::format::slm::SCALES, "")]),
 ];
 
@@ -106,7 +108,6 @@ static UNDECODED: &[QuantizationScheme] = &[
         },
     },
     scheme("HQQ", hqq::refuse_nested, &[ending(".W_q", ".scale_q", "")]),
-    undecoded("EXL2", &[ending(".q_weight", ".q_scale", "")]),
     // The signs of the columns are numbers or, in old files, bits.
     undecoded("EXL3", &[ending(".trellis", ".suh", ""), ending(".trellis", ".su", "")]),
     undecoded("QuIP#", &[ending(".Qidxs", ".Wscale", "")]),
@@ -148,7 +149,9 @@ pub(super) fn all_endings() -> impl Iterator<Item = (&'static QuantizationScheme
 /// The endings of the names of tensors whose data is needed to recognise a weight, the endings of the names of its
 /// codes, and the size in bytes above which they are not read. Descriptions in JSON take some hundred bytes.
 pub(super) fn contents() -> impl Iterator<Item = (&'static str, &'static str, u64)> {
-    CONTENTS.iter().copied().chain(hqq::CONTENTS.iter().map(|(ending, max)| (*ending, ".W_q", *max)))
+    let of_hqq = hqq::CONTENTS.iter().map(|(ending, max)| (*ending, ".W_q", *max));
+    let of_exl2 = exl2::CONTENTS.iter().map(|(ending, max)| (*ending, ".q_weight", *max));
+    CONTENTS.iter().copied().chain(of_hqq).chain(of_exl2)
 }
 
 const CONTENTS: &[(&str, &str, u64)] = &[

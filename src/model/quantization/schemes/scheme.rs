@@ -83,7 +83,7 @@ impl FoundWeight {
     pub fn with(mut self, part: QuantizedPart, tensor: Option<SiteTensor>) -> Self {
         self.parts[part as usize] = tensor.map(|tensor| (tensor.index, tensor.bytes));
         self.asymmetric |= tensor.is_some() && matches!(part, QuantizedPart::Zeros | QuantizedPart::Biases);
-        self.act_order |= tensor.is_some() && part == QuantizedPart::GroupIndex;
+        self.act_order |= tensor.is_some() && matches!(part, QuantizedPart::GroupIndex | QuantizedPart::Permutation);
         self
     }
 }
