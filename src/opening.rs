@@ -52,9 +52,17 @@ pub struct NamedModel {
 impl NamedModels {
     /// Finds the models at `sources`: files, indexes, manifests, and directories of one model or several.
     pub fn find(sources: &[SourceArg], remote: &RemoteArgs, out: &mut StandardOutput) -> anyhow::Result<Self> {
+        Self::find_with(&mut SourceLocator::for_command(remote)?, sources, out)
+    }
+
+    /// As [`NamedModels::find`].
+    pub fn find_with(
+        locator: &mut SourceLocator,
+        sources: &[SourceArg],
+        out: &mut StandardOutput,
+    ) -> anyhow::Result<Self> {
         let mut models = Self { files: Vec::new(), copies: Vec::new(), failed: false, connecting: None };
         let mut split = HashSet::new();
-        let mut locator = SourceLocator::for_command(remote)?;
         for source in sources {
             let complaints = match locator.locate(source) {
                 // All files of a model may be named, as by `*.gguf`.
@@ -78,7 +86,7 @@ impl NamedModels {
                 out.complain(&complaint)?;
             }
         }
-        models.connecting = locator.connecting;
+        models.connecting = locator.connecting.take();
         Ok(models)
     }
 

@@ -35,6 +35,14 @@ pub enum CheckRule {
     ZeroEnd,
     Scale,
     GroupIndex,
+    /// The names of a model have a prefix that those of the reference do not have, or the other way round.
+    NamePrefix,
+    /// None of the names is one of the reference.
+    OtherNames,
+    MissingTensor,
+    UnexpectedTensor,
+    /// A tensor has another shape in the reference.
+    OtherShape,
 
     Manifest,
     TensorIndex,
@@ -81,12 +89,18 @@ pub enum CheckRule {
     Zero,
     Padding,
     Quantized,
+    /// Tensors have another dtype in the reference.
+    OtherDtype,
+    /// Weights are quantized, or are in the reference, and not in the same way.
+    OtherScheme,
+    /// The output layer is missing on one side, and a configuration says that it has the weights of the embedding.
+    TiedEmbedding,
 }
 
 impl CheckRule {
     pub fn severity(self) -> Severity {
         match self {
-            rule if rule <= Self::GroupIndex => Severity::Error,
+            rule if rule <= Self::OtherShape => Severity::Error,
             rule if rule <= Self::ZeroWeight => Severity::Warning,
             _ => Severity::Note,
         }
@@ -142,6 +156,24 @@ impl CheckRule {
             Self::ZeroWeight => "a trained weight is not zero; data may be missing",
             Self::ZeroScale => "normal for groups in which all weights are zero, or nearly so",
             Self::Zero => "normal for biases, and for matrices that are zero before training, such as those of a LoRA",
+            Self::OtherNames => {
+                "the models have different architectures, a wrapper in every layer, or programs that name tensors \
+                 differently; names are not translated"
+            }
+            Self::MissingTensor => {
+                "load_state_dict fails; with strict=False it leaves these parameters of the model as they are"
+            }
+            Self::UnexpectedTensor => "load_state_dict fails; with strict=False it ignores them",
+            Self::OtherShape => "load_state_dict fails, with strict=False too",
+            Self::OtherDtype => "load_state_dict converts values to the dtype of the model",
+            Self::OtherScheme => {
+                "quantized weights are stored as other tensors, which load_state_dict needs as they are: `weightfs export \
+                 --dtype` dequantizes them"
+            }
+            Self::TiedEmbedding => {
+                "config.json says tie_word_embeddings: from_pretrained gives the output layer the weights of the \
+                 embedding; load_state_dict needs strict=False"
+            }
             Self::Padding => "normal for the last batch of a task if the dataset was written with tail_strategy=pad",
             _ => return None,
         })

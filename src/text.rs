@@ -99,7 +99,16 @@ pub fn quote(name: &str) -> String {
 /// option. Control characters and bytes that are not UTF-8 are written in the `$'...'` quotes of bash and zsh.
 pub fn shell_word(path: &Path) -> String {
     let bytes = path.as_os_str().as_bytes();
-    let here = if bytes.starts_with(b"-") { "./" } else { "" };
+    quoted_word(if bytes.starts_with(b"-") { "./" } else { "" }, bytes)
+}
+
+/// `text` as a word of a shell command, as [`shell_word`] without the `./`.
+pub fn shell_text(text: &str) -> String {
+    quoted_word("", text.as_bytes())
+}
+
+/// `here`, which needs no quotes, and `bytes` as a word of a shell command.
+fn quoted_word(here: &str, bytes: &[u8]) -> String {
     match str::from_utf8(bytes) {
         Ok(text)
             if !text.is_empty() && text.chars().all(|char| char.is_alphanumeric() || "/._-+,:@%".contains(char)) =>

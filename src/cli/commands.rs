@@ -472,6 +472,11 @@ pub struct SummaryArgs {
 }
 
 const CHECK_HELP: &str = "\
+Examples:
+  weightfs check model.safetensors                       headers, and hashes that are known
+  weightfs check --values hf://org/model                 also NaN, infinite values and zeros
+  weightfs check --like model checkpoint.pt              why load_state_dict fails
+
 Errors: a header that the official reader rejects, with every problem in it; a duplicate tensor
 name; an index or manifest that does not match the files; a modelspec.hash_sha256 or sshs_model_hash
 that does not match the data; a file that does not match its SHA-256; NaN values; data that ends in 1 MiB of zeros or more as an unfinished
@@ -490,6 +495,14 @@ If a hash is known, all data is read to verify it: a hash in the metadata, --sha
 SHA256SUMS beside the model, and the name of a file in the cache of the Hugging Face Hub or in a store
 of Ollama. --values reads all data and looks for NaN, infinite values and zeros.
 
+--like adds to this what load_state_dict of PyTorch would say if REFERENCE were the state dict of the
+program: tensors that are missing, that are unexpected, or that have another shape are errors. If a
+prefix of the names, such as that of DataParallel or torch.compile, explains most of it, the report
+names it, with the command that changes it, and then what still differs. Other dtypes are notes, and so
+is a lm_head.weight that only one side has if config.json ties it to the embedding: from_pretrained
+loads it, load_state_dict only with strict=False. Quantized weights have their logical names and
+shapes. Names are not translated between formats.
+
 Exit status: 0 no errors, 1 errors, 2 usage error, or a file that cannot be read or changed during
 the check, or output that cannot be printed.";
 
@@ -507,6 +520,11 @@ pub struct CheckArgs {
     /// Read only headers; do not verify hashes
     #[arg(long, conflicts_with = "values")]
     pub no_data: bool,
+
+    /// Also compare names, shapes and dtypes with a model of the same architecture, in any format
+    #[arg(long, value_name = "REFERENCE", value_parser = source(), value_hint = ValueHint::AnyPath,
+          conflicts_with = "part")]
+    pub like: Option<SourceArg>,
 
     /// SHA-256 that the file must have
     #[arg(long, value_name = "SUM", value_parser = parse_sum, conflicts_with = "no_data")]
@@ -708,6 +726,7 @@ Examples:
   weightfs export model model.safetensors                write a sharded model as one file
   weightfs export --shard-size 5GB model.safetensors parts
   weightfs export --only '*.layers.0.*' model.safetensors layer0.safetensors
+  weightfs export --strip module. ddp.pt model.safetensors    names as before DataParallel
   weightfs export --clean model.safetensors - | ssh host 'cat >model.safetensors'
   weightfs export --dtype bf16 model.gguf model.safetensors   dequantize
   weightfs export --dtype f16 model.gguf half.safetensors     half floats; warns of values beyond 65504
@@ -742,6 +761,14 @@ pub struct ExportArgs {
     /// set; can be repeated
     #[arg(long, value_name = "PATTERN", value_parser = parse_pattern)]
     pub only: Vec<glob::Pattern>,
+
+    /// Remove PREFIX, such as module., from the names that begin with it. Each model must have such a name
+    #[arg(long, value_name = "PREFIX", allow_hyphen_values = true, value_parser = NonEmptyStringValueParser::new())]
+    pub strip: Option<String>,
+
+    /// Put PREFIX, such as model., before all names, or before those from which --strip removes another prefix
+    #[arg(long, value_name = "PREFIX", allow_hyphen_values = true, value_parser = NonEmptyStringValueParser::new())]
+    pub prepend: Option<String>,
 
     /// Convert floating-point and quantized tensors to bf16, f16 or f32, rounded to nearest even, and write
     /// safetensors; integers, booleans and complex numbers stay as they are. With f16, a warning names each tensor with

@@ -4,16 +4,18 @@ use super::check_parts::{CHECKING, write_share};
 use super::check_report::{CheckPrinter, TROUBLE};
 use super::part_files::{PartCommand, PartHead, PartWriter};
 use crate::cli::CheckArgs;
-use crate::opening::{NamedModel, NamedModels};
+use crate::cli::source::SourceArg;
+use crate::opening::{self, NamedModel, NamedModels, SourceLocator};
 #[cfg(feature = "parquet")]
 use crate::process::parquet::rows as index_rows;
 use crate::terminal::output::to_stdout;
 use crate::terminal::progress::ProgressLine;
 use std::process::ExitCode;
+use weightfs::format::ParseMode;
 #[cfg(not(feature = "parquet"))]
 use weightfs::inspect::check::IndexRow;
-use weightfs::inspect::check::{CheckReport, ModelCheck};
-use weightfs::model::Error;
+use weightfs::inspect::check::{CheckReport, ModelCheck, ReferenceModel};
+use weightfs::model::{Error, Model, OpenedModel};
 use weightfs::parts::WorkPart;
 #[cfg(not(feature = "parquet"))]
 use weightfs::source::Source;
@@ -23,7 +25,9 @@ use weightfs::source::{self, Location};
 /// read; of a part, it is 0 or 2.
 pub fn run_check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     to_stdout(|out| {
-        let models = NamedModels::find(&args.input.sources, &args.input.remote, out)?;
+        let mut locator = SourceLocator::for_command(&args.input.remote)?;
+        let reference = args.like.as_ref().map(|source| open_reference(source, &mut locator)).transpose()?;
+        let models = NamedModels::find_with(&mut locator, &args.input.sources, out)?;
         let NamedModels { files, copies, failed, mut connecting } = models;
         if args.sha256.is_some() && files.len() + copies.len() > 1 {
             anyhow::bail!("--sha256 is for one file, not for {} models; {SUMS}", files.len() + copies.len());
@@ -33,7 +37,8 @@ pub fn run_check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
         let mut code = if failed { TROUBLE } else { 0 };
         // Programs may load a file that no mount shows.
         for NamedModel { location, top } in files.iter().chain(&copies) {
-            let opened = open_source(location, top.as_ref(), args)?;
+            let like = reference.as_ref().map(|(name, model)| ReferenceModel { name, model });
+            let opened = open_source(location, top.as_ref(), like, args)?;
             drop(connecting.take());
             let source = location.to_string();
             let checked = match (opened, &mut parts) {
@@ -77,13 +82,23 @@ fn reason(error: &Error) -> String {
 /// The advice to users who have several sums.
 const SUMS: &str = "to check several, put their sums into a file SHA256SUMS beside them";
 
+/// The name of the model of `--like`, and the model.
+fn open_reference(source: &SourceArg, locator: &mut SourceLocator) -> anyhow::Result<(String, Model)> {
+    let (location, opened) = locator.open(source, ParseMode::Strict)?;
+    match opened {
+        OpenedModel::Model(model) => Ok((location.to_string(), *model)),
+        OpenedModel::Catalog(catalog) => anyhow::bail!("{}", opening::several_models(&location, &catalog)),
+    }
+}
+
 /// Opens a model. Fails if it has several files and the command line has a sum for one.
 fn open_source(
     location: &Location,
     top: Option<&Location>,
+    reference: Option<ReferenceModel>,
     args: &CheckArgs,
 ) -> anyhow::Result<Result<ModelCheck, Error>> {
-    let mut check = match ModelCheck::open(location, top) {
+    let mut check = match ModelCheck::open(location, top, reference) {
         Ok(check) => check,
         Err(error) => return Ok(Err(error)),
     };

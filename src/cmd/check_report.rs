@@ -110,6 +110,9 @@ fn summarise(report: &CheckReport, source: &str, out: &mut StandardOutput) -> io
             some => format!("values of {} not searched, all others finite", plural(some, "tensor")),
         });
     }
+    if let Some(likeness) = &report.likeness {
+        facts.push(printable(&likeness.summary()).into_owned());
+    }
     writeln!(out, "{}: {verdict} ({})", printable(source), facts.join("; "))
 }
 
@@ -117,10 +120,14 @@ fn print_json(report: &mut CheckReport, source: &str, out: &mut StandardOutput) 
     let findings = report.findings().to_vec();
     let errors = report.total(Severity::Error);
     let verified = report.verified.iter().map(|(file, key)| json!({"file": file, "key": key}));
-    out.print_json(&json!({
+    let mut object = json!({
         "source": source, "ok": errors == 0, "errors": errors,
         "warnings": report.total(Severity::Warning), "notes": report.total(Severity::Note), "files": report.files, "tensors": report.tensors,
         "nbytes": report.nbytes, "alignment": report.alignment, "values": report.values, "unsearched": report.unsearched,
         "verified": verified.collect::<Vec<_>>(), "findings": findings,
-    }))
+    });
+    if let Some(likeness) = &report.likeness {
+        object["like"] = serde_json::to_value(likeness)?;
+    }
+    out.print_json(&object)
 }

@@ -21,7 +21,8 @@ use std::slice;
 use std::sync::Arc;
 use weightfs::content::{Content, ReadRequest};
 use weightfs::format::{self, gguf};
-use weightfs::model::{self, Catalog, Model, OpenedModel};
+use weightfs::model::quantization::COMFY_METADATA;
+use weightfs::model::{self, Catalog, Model, OpenedModel, PrefixChange};
 use weightfs::parts::WorkPart;
 use weightfs::source::{self, Location};
 use weightfs::text::quote;
@@ -66,12 +67,16 @@ struct ExportJob<'a> {
     args: &'a ExportArgs,
     source: Location,
     wanted: WantedPatterns<'a>,
+    names: PrefixChange,
     interrupted: InterruptFlag,
 }
 
 impl<'a> ExportJob<'a> {
     fn new(args: &'a ExportArgs, source: Location) -> anyhow::Result<Self> {
-        Ok(Self { args, source, wanted: WantedPatterns::new(&args.only), interrupted: InterruptFlag::watch()? })
+        let [strip, prepend] = [&args.strip, &args.prepend].map(|prefix| prefix.clone().unwrap_or_default());
+        let names = PrefixChange { strip, prepend };
+        let wanted = WantedPatterns::new(&args.only);
+        Ok(Self { args, source, wanted, names, interrupted: InterruptFlag::watch()? })
     }
 }
 
@@ -82,7 +87,7 @@ impl ExportJob<'_> {
         let named = if is_dir || self.args.shard_size.is_some() { None } else { self.named_format()? };
         let format = self.format(model, named, source)?;
         self.warn_quantized(model, source);
-        let tensors = self.choose(model);
+        let tensors = self.choose(model, source)?;
         self.all_matched()?;
         if let Some(size) = self.args.shard_size {
             let dir = self.directory()?;
@@ -118,7 +123,7 @@ impl ExportJob<'_> {
         }
         let format = self.format(model, None, source)?;
         self.warn_quantized(model, source);
-        let tensors = self.choose(model);
+        let tensors = self.choose(model, source)?;
         self.all_matched()?;
         let shards = self.shards(model, &tensors, size, source)?;
         let files: Vec<(String, ExportTensors)> =
@@ -131,8 +136,8 @@ impl ExportJob<'_> {
             // As an I/O error, it would be taken for one of standard output.
             bail!("{}: {}", args.out.display(), source::strerror(&error));
         }
-        let (conversion, align, clean) = (self.conversion(), args.align, args.clean);
-        let command = PartCommand::Export { conversion, shard_size: size.as_u64(), align, clean };
+        let (conversion, align, clean, names) = (self.conversion(), args.align, args.clean, self.names.clone());
+        let command = PartCommand::Export { conversion, shard_size: size.as_u64(), align, clean, names };
         let mut parts = PartWriter::begin(PartHead::new(command, part, &args.only, args.input.open.lenient), out)?;
         let whole = PartModel::new(source.to_string(), model, files.len(), Vec::new());
         let share = parts.begin_model(whole, out)?.shares_whole(contents.iter().map(Content::len));
@@ -151,11 +156,41 @@ impl ExportJob<'_> {
         parts.end(false, out)
     }
 
-    fn choose(&self, model: &Model) -> ExportTensors {
-        match self.args.only.is_empty() {
+    /// The tensors to write. Fails if the change of the names does not apply to them.
+    fn choose(&self, model: &Model, source: &Location) -> anyhow::Result<ExportTensors> {
+        let tensors = match self.args.only.is_empty() {
             true => ExportTensors::all(model, self.conversion()),
             false => ExportTensors::choose(model, self.conversion(), |numbers| self.wanted.matches(numbers.name())),
+        };
+        if !self.names.is_empty() && !is_empty(&tensors) {
+            self.check_names(model, &tensors, source)?;
         }
+        Ok(tensors)
+    }
+
+    /// Fails if no name begins with the prefix of `--strip`, if two tensors get the same name, or if the metadata has
+    /// names that would not be changed. Warns of names in the configuration.
+    fn check_names(&self, model: &Model, tensors: &ExportTensors, source: &Location) -> anyhow::Result<()> {
+        let is_dequantized = self.conversion().is_some_and(|conversion| conversion.dequantized);
+        let ids = (0..tensors.len(model)).map(|at| tensors.at(model, at));
+        let names = ids.map(|id| model.numbers(id, is_dequantized).name());
+        if self.args.strip.is_some() && !names.clone().any(|name| self.names.applies_to(name)) {
+            bail!("{source}: --strip {}: no name begins with it", quote(&self.names.strip));
+        }
+        if let Some([a, b]) = self.names.clash(names) {
+            let name = quote(&self.names.apply(a));
+            bail!("{source}: tensors {} and {} would both be {name}", quote(a), quote(b));
+        }
+        if !is_dequantized && !self.args.clean && model::metadata_text(model.metadata(), COMFY_METADATA).is_some() {
+            bail!("{source}: {COMFY_METADATA} in the metadata has names of layers, which are not changed; add --clean");
+        }
+        if !is_dequantized && let Some(layer) = model.configured_layer(&self.names) {
+            let layer = quote(layer);
+            log::warn!(
+                "{source}: the quantization in config.json names layer {layer}, whose name changes; change it too"
+            );
+        }
+        Ok(())
     }
 
     /// The format that the suffix of the output names. Fails if that is not one that is written, or not the one of
@@ -191,6 +226,8 @@ impl ExportJob<'_> {
             ("--shard-size", args.shard_size.is_some()),
             ("--align", args.align.is_some()),
             ("--clean", args.clean),
+            ("--strip", args.strip.is_some()),
+            ("--prepend", args.prepend.is_some()),
         ];
         match given.into_iter().find(|given| given.1) {
             Some(("--dtype", _)) => bail!("--dtype writes safetensors files, not GGUF"),
@@ -266,6 +303,9 @@ impl ExportJob<'_> {
         if model.skipped().next().is_some() {
             bail!("{}: the source itself, which is damaged; name another file", path.display());
         }
+        if !self.names.is_empty() {
+            bail!("{}: the source itself, whose names would change; name another file", path.display());
+        }
         if self.args.clean && !model.metadata().is_empty() {
             bail!("{}: the source itself, which would lose its metadata; name another file", path.display());
         }
@@ -315,9 +355,9 @@ impl ExportJob<'_> {
                 Err(_) if self.args.input.open.lenient => continue,
                 model => Arc::new(model?),
             };
-            let tensors = self.choose(&model);
+            let source = self.source.join(&path);
+            let tensors = self.choose(&model, &source)?;
             if !is_empty(&tensors) {
-                let source = self.source.join(&path);
                 let format = self.format(&model, None, &source)?;
                 sum = sum.saturating_add(self.measure(&model, &tensors, format, &source)?);
                 self.warn_infinite(&model, &tensors, &source)?;
@@ -339,7 +379,7 @@ impl ExportJob<'_> {
                 model => Arc::new(model?),
             };
             readable = true;
-            let tensors = self.choose(&model);
+            let tensors = self.choose(&model, &source)?;
             if is_empty(&tensors) {
                 continue;
             }
@@ -388,7 +428,7 @@ impl ExportJob<'_> {
         size: ByteSize,
         source: &Location,
     ) -> anyhow::Result<ShardTensors> {
-        let shards = ShardTensors::new(model, tensors, self.conversion(), size.as_u64());
+        let shards = ShardTensors::new(model, tensors, self.conversion(), size.as_u64()).renamed(self.names.clone());
         match shards.count() {
             ..=SHARDS_MAX => Ok(shards),
             count => bail!("{source}: {count} files of {size} each; a mount accepts at most {SHARDS_MAX}"),
@@ -405,7 +445,7 @@ impl ExportJob<'_> {
         if format == FormatArg::Gguf {
             return gguf_file(model, tensors).with_context(|| format!("{source}: too large for a file"));
         }
-        let export = ModelExport::new(model, tensors, self.conversion(), self.args.align);
+        let export = ModelExport::renamed(model, tensors, self.conversion(), self.args.align, &self.names);
         match export.content(self.args.clean) {
             Some(content) => Ok(content.clone()),
             None if export.needs_conversion() => {

@@ -17,7 +17,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use weightfs::inspect::ModelIdentity;
-use weightfs::model::Model;
+use weightfs::model::{Model, PrefixChange};
 use weightfs::parts::WorkPart;
 use weightfs::text::{first_of, printable};
 use weightfs::units::plural;
@@ -66,11 +66,27 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum PartCommand {
-    Stats { format: StatsFormat, several: bool, stored: bool },
+    Stats {
+        format: StatsFormat,
+        several: bool,
+        stored: bool,
+    },
     Sums,
-    Check { printer: CheckPrinter, sha256: Option<String> },
-    Diff { format: DiffFormat, lone: Option<LoneModels> },
-    Export { conversion: Option<ValueConversion>, shard_size: u64, align: Option<u64>, clean: bool },
+    Check {
+        printer: CheckPrinter,
+        sha256: Option<String>,
+    },
+    Diff {
+        format: DiffFormat,
+        lone: Option<LoneModels>,
+    },
+    Export {
+        conversion: Option<ValueConversion>,
+        shard_size: u64,
+        align: Option<u64>,
+        clean: bool,
+        names: PrefixChange,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -171,7 +171,7 @@ const SAME_TAIL_MAX: usize = 16;
 
 /// The modules that a tensor is in, and the tensor itself: all beginnings of its name that end before a dot or at the
 /// end. None of a name that is longer than those in models.
-fn layers(name: &str) -> impl Iterator<Item = &str> {
+pub fn layers(name: &str) -> impl Iterator<Item = &str> {
     let ends = name.match_indices('.').map(|(at, _)| at).chain([name.len()]);
     ends.take(if name.len() <= NAME_MAX { COMPONENTS_MAX } else { 0 }).map(|end| &name[..end])
 }

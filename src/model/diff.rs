@@ -1,8 +1,10 @@
 //! Differences between the headers of two models, and the tensors to compare. Does not compare data.
 
 use super::ids::TensorId;
+use super::prefix::PrefixChange;
 use super::table::{Model, find_value};
 use crate::format::MetadataValue;
+use std::collections::BTreeSet;
 
 /// Differences between an old model and a new one. Tensors are given by number, in ascending order.
 #[derive(Debug)]
@@ -66,22 +68,42 @@ pub struct TensorPartners {
 
 impl TensorPartners {
     pub fn new(old: &Model, new: &Model) -> Self {
-        let find = |model: &Model, name: &str| model.find_numbers(name).filter(|id| !model.quantized.is_companion(*id));
         let mut partners = Self { pairs: Vec::new(), added: Vec::new(), removed: Vec::new() };
-        for id in numbers(old) {
-            match find(new, old.numbers(id, true).name()) {
+        for id in old.compared() {
+            let other = new.find_numbers(old.numbers(id, true).name());
+            match other.filter(|other| !new.quantized.is_companion(*other)) {
                 Some(other) => partners.pairs.push((id, other)),
                 None => partners.removed.push(id),
             }
         }
-        partners.added = numbers(new).filter(|id| find(old, new.numbers(*id, true).name()).is_none()).collect();
+        let mut found: Vec<TensorId> = partners.pairs.iter().map(|pair| pair.1).collect();
+        found.sort_unstable();
+        partners.added = new.compared().filter(|id| found.binary_search(id).is_err()).collect();
+        partners
+    }
+
+    /// As these partners of the two models, after a change of the names of the removed tensors. The pairs stay.
+    pub fn renamed(&self, old: &Model, new: &Model, change: &PrefixChange) -> Self {
+        let mut partners = Self { pairs: self.pairs.clone(), added: Vec::new(), removed: Vec::new() };
+        let mut added: BTreeSet<TensorId> = self.added.iter().copied().collect();
+        for id in &self.removed {
+            let other = new.find_numbers(&change.apply(old.numbers(*id, true).name()));
+            match other.filter(|other| added.remove(other)) {
+                Some(other) => partners.pairs.push((*id, other)),
+                None => partners.removed.push(*id),
+            }
+        }
+        partners.pairs.sort_unstable();
+        partners.added = self.added.iter().copied().filter(|id| added.contains(id)).collect();
         partners
     }
 }
 
-/// The tensors of a model whose numbers are compared: all but the companions of quantized weights.
-fn numbers(model: &Model) -> impl Iterator<Item = TensorId> {
-    model.logical().iter().filter(|id| !model.quantized.is_companion(*id))
+impl Model {
+    /// The tensors whose numbers are compared: all but the companions of quantized weights.
+    pub fn compared(&self) -> impl Iterator<Item = TensorId> + Clone {
+        self.logical().iter().filter(|id| !self.quantized.is_companion(*id))
+    }
 }
 
 /// Differences between two lists of keys and values, each sorted by key.

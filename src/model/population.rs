@@ -50,7 +50,7 @@ impl<'m> TensorPopulation<'m> {
         }
     }
 
-    pub fn iter(self) -> impl ExactSizeIterator<Item = TensorId> {
+    pub fn iter(self) -> impl ExactSizeIterator<Item = TensorId> + Clone {
         (0..self.len()).map(move |position| self.at(position))
     }
 }

@@ -6,13 +6,14 @@ use super::contradictions::{self, SAMPLE_BYTES};
 use super::error::Error;
 use super::ids::TensorId;
 use super::population::TensorPopulation;
+use super::prefix::PrefixChange;
 use super::quantization::{self, QuantizationConfig, RecognisedWeights, SiteTensor, StoredTensors};
 use super::quantized::QuantizedWeights;
 use super::table::{DescribingFile, Model};
 use crate::content::ReadRequest;
 use crate::source::{self, Location};
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 const CONFIG: &str = "config.json";
 
@@ -68,12 +69,38 @@ impl Model {
 
     /// The network that `config.json` beside the model names. A file on a server is not fetched for this alone.
     pub fn network(&self) -> Option<String> {
-        let dir = self.main_file().parent();
-        if self.facts.network.is_some() || !self.form.holds_weights || dir.path().is_none() {
-            return self.facts.network.clone();
+        self.facts.network.clone().or_else(|| named_network(&self.config()?))
+    }
+
+    /// Whether `config.json` beside the model says that the output layer has the weights of the embedding. A file on a
+    /// server is not fetched for this alone.
+    pub fn ties_embeddings(&self) -> bool {
+        let Some(config) = self.config() else { return false };
+        let configs = [Some(&config), config.get("text_config")];
+        configs.into_iter().flatten().any(|config| config.get("tie_word_embeddings") == Some(&Value::Bool(true)))
+    }
+
+    /// The first layer that the quantization in `config.json` names, as it does those that are not quantized, and whose
+    /// tensors get other names. A file on a server is not fetched for this alone.
+    pub fn configured_layer(&self, change: &PrefixChange) -> Option<&str> {
+        let config = self.config()?;
+        let mut named = HashSet::new();
+        for (key, value) in quantization::quantization_in(&config)? {
+            named.insert(&**key);
+            add_texts(value, &mut named);
         }
-        let (text, _) = set::read_list(&dir.join(CONFIG), CONFIG_MAX).ok()?;
-        named_network(&quantization::parse_config(&text).ok()?)
+        let names = self.logical().iter().map(|id| self.name(id)).filter(|name| change.applies_to(name));
+        names.flat_map(contradictions::layers).find(|layer| named.contains(layer))
+    }
+
+    fn config(&self) -> Option<Value> {
+        let dir = self.main_file().parent();
+        let text = match &self.facts.config {
+            Some(text) => text.clone(),
+            None if !self.form.holds_weights || dir.path().is_none() => return None,
+            None => set::read_list(&dir.join(CONFIG), CONFIG_MAX).ok()?.0,
+        };
+        quantization::parse_config(&text).ok()
     }
 }
 
@@ -151,6 +178,21 @@ fn read_share(model: &Model, share: &[(usize, u64)]) -> Result<Vec<(usize, Vec<u
         Ok((*index, bytes))
     });
     read.collect()
+}
+
+/// Adds all keys and strings in a JSON value. The parser bounds its depth.
+fn add_texts<'v>(value: &'v Value, texts: &mut HashSet<&'v str>) {
+    match value {
+        Value::String(text) => drop(texts.insert(text)),
+        Value::Array(values) => values.iter().for_each(|value| add_texts(value, texts)),
+        Value::Object(entries) => {
+            for (key, value) in entries {
+                texts.insert(key);
+                add_texts(value, texts);
+            }
+        }
+        _ => {}
+    }
 }
 
 /// The configuration in the files beside the model and in the metadata.

@@ -13,7 +13,7 @@ use crate::content::{Content, Error, GeneratedBytes, Segment, SegmentSeries, Sou
 use crate::format::safetensors::{MAX_HEADER, NAME as SAFETENSORS};
 use crate::format::{Dtype, MetadataValue, TensorInfo, numpy};
 use crate::model::quantization::COMFY_METADATA;
-use crate::model::{self, FileTree, Model, ModelFileId, ModelId, TensorId, TensorNumbers};
+use crate::model::{self, FileTree, Model, ModelFileId, ModelId, PrefixChange, TensorId, TensorNumbers};
 use crate::name;
 use crate::text::quote;
 use std::borrow::Cow;
@@ -81,6 +81,7 @@ struct ExportEntries {
     model: Arc<Model>,
     tensors: ExportTensors,
     conversion: Option<ValueConversion>,
+    names: PrefixChange,
     /// The data offset of every [`MARKED`]th tensor, in bytes from the start of the data.
     offsets: Vec<u64>,
     data_len: u64,
@@ -99,7 +100,18 @@ impl ModelExport {
         conversion: Option<ValueConversion>,
         align: Option<u64>,
     ) -> Self {
-        Self::with_metadata(model, tensors, conversion, align, None)
+        Self::renamed(model, tensors, conversion, align, &PrefixChange::default())
+    }
+
+    /// As [`ModelExport::new`], with a change of the names that makes no two of them the same.
+    pub fn renamed(
+        model: &Arc<Model>,
+        tensors: ExportTensors,
+        conversion: Option<ValueConversion>,
+        align: Option<u64>,
+        names: &PrefixChange,
+    ) -> Self {
+        Self::with_metadata(model, tensors, conversion, align, names, None)
     }
 
     /// As [`ModelExport::new`]. The metadata is this one, without hashes of data and with the format that loaders look
@@ -110,19 +122,20 @@ impl ModelExport {
         conversion: Option<ValueConversion>,
         metadata: &[(String, MetadataValue)],
     ) -> Self {
-        Self::with_metadata(model, tensors, conversion, None, Some(metadata))
+        Self::with_metadata(model, tensors, conversion, None, &PrefixChange::default(), Some(metadata))
     }
 
-    /// As [`ModelExport::new`], with the metadata of the model or with another one.
+    /// As [`ModelExport::renamed`], with the metadata of the model or with another one.
     fn with_metadata(
         model: &Arc<Model>,
         tensors: ExportTensors,
         conversion: Option<ValueConversion>,
         align: Option<u64>,
+        names: &PrefixChange,
         other: Option<&[(String, MetadataValue)]>,
     ) -> Self {
-        let (model, offsets, data_len) = (model.clone(), Vec::new(), 0);
-        let mut entries = ExportEntries { model, tensors, conversion, offsets, data_len };
+        let (model, names, offsets, data_len) = (model.clone(), names.clone(), Vec::new(), 0);
+        let mut entries = ExportEntries { model, tensors, conversion, names, offsets, data_len };
         let unfit = entries.find(|numbers| written(numbers, conversion).is_none()).map(|numbers| UnfitTensor {
             name: quote(numbers.name()),
             dtype: numbers.dtype().quoted(),
@@ -335,13 +348,16 @@ impl ExportEntries {
 
     /// What a tensor is sorted by: larger elements come first. The official writer sorts by its list of dtypes, from
     /// the last one on, and by name.
-    fn order(&self, id: TensorId) -> (Reverse<(u64, Option<usize>)>, &str) {
+    fn order(&self, id: TensorId) -> (Reverse<(u64, Option<usize>)>, Cow<'_, str>) {
         let numbers = numbers(&self.model, id, self.conversion);
         let TensorInfo { name, dtype, .. } = self.written(&numbers);
         let bits = dtype.bits().unwrap_or(0);
         match self.is_stored_file() {
-            true => (Reverse((bits.div_ceil(8), Dtype::SAFETENSORS.iter().position(|known| *known == dtype))), name),
-            false => (Reverse((bits, None)), ""),
+            true => (
+                Reverse((bits.div_ceil(8), Dtype::SAFETENSORS.iter().position(|known| *known == dtype))),
+                self.names.apply(name),
+            ),
+            false => (Reverse((bits, None)), "".into()),
         }
     }
 
@@ -430,7 +446,7 @@ impl TextPieces for Arc<ExportEntries> {
                 out.write_all(b",")?;
             }
             let tensor = self.written(&self.numbers(at));
-            write_entry(&tensor, offset, &mut *out)?;
+            write_entry(&TensorInfo { name: &self.names.apply(tensor.name), ..tensor }, offset, &mut *out)?;
             // The sum only overflows if the data is too large, and then the file is not shown.
             offset = offset.saturating_add(tensor.nbytes);
         }

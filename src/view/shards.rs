@@ -5,7 +5,7 @@
 use super::export::written;
 use super::selection::{ExportTensors, numbers};
 use super::values::ValueConversion;
-use crate::model::{Model, TensorId, TensorNumbers};
+use crate::model::{Model, PrefixChange, TensorId, TensorNumbers};
 use crate::text::escape_json;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -17,6 +17,7 @@ const INDEX: &str = "model.safetensors.index.json";
 pub struct ShardTensors {
     files: Vec<Vec<TensorId>>,
     conversion: Option<ValueConversion>,
+    names: PrefixChange,
 }
 
 /// Size of the data of a tensor in bytes, in a converted file.
@@ -41,7 +42,12 @@ impl ShardTensors {
                 file.push(id);
             }
         }
-        Self { files, conversion }
+        Self { files, conversion, names: PrefixChange::default() }
+    }
+
+    /// The same shards, with a change of the names that makes no two of them the same.
+    pub fn renamed(self, names: PrefixChange) -> Self {
+        Self { names, ..self }
     }
 
     /// Number of shards, at least one.
@@ -57,7 +63,11 @@ impl ShardTensors {
     /// What the index says about the shard at a position of [`ShardTensors::files`].
     pub fn indexed(&self, model: &Model, at: usize) -> IndexedShard {
         let Some((file, tensors)) = self.files().nth(at) else { return IndexedShard::default() };
-        IndexedShard::new(model, file, tensors.iter().copied(), self.conversion)
+        let mut shard = IndexedShard::new(model, file, tensors.iter().copied(), self.conversion);
+        for name in &mut shard.tensors {
+            *name = self.names.apply(name).into_owned();
+        }
+        shard
     }
 
     /// File name and text of the index. A single shard has none.

@@ -276,7 +276,7 @@ fn dtypes_without_values_are_named_in_one_line() {
 
 /// A GGUF file with these metadata values, each with the number of its type, and two tensors: 64 weights of type Q8_0
 /// and 2 of type F32.
-fn gguf(pairs: &[(&str, u32, Vec<u8>)]) -> Vec<u8> {
+pub fn gguf(pairs: &[(&str, u32, Vec<u8>)]) -> Vec<u8> {
     let mut file = b"GGUF\x03\0\0\0\x02\0\0\0\0\0\0\0".to_vec();
     file.extend((pairs.len() as u64).to_le_bytes());
     for (key, kind, value) in pairs {

@@ -14,6 +14,7 @@ mod hostile;
 mod identity;
 mod inspect;
 mod legacy;
+mod like;
 mod ls;
 mod onnx;
 mod pipes;

@@ -5,8 +5,10 @@
 
 mod data;
 mod dataset;
+mod differences;
 mod file;
 mod findings;
+mod like;
 mod quantized;
 mod report;
 mod set;
@@ -22,12 +24,14 @@ use data::{FileShare, FileWork};
 use dataset::CheckedDataset;
 use file::CheckedFile;
 use findings::FileFindings;
+use like::Likeness;
 use shares::{CheckStage, StageShare};
 use std::mem;
 use sums::{StatedSum, SumLists};
 
 pub use crate::rules::{CheckRule, Severity};
 pub use dataset::IndexRow;
+pub use like::ReferenceModel;
 pub use report::{CheckFinding, CheckReport};
 pub use shares::{CheckPlan, CheckedUnits, join_units};
 pub use sums::is_sum;
@@ -46,8 +50,8 @@ pub struct ModelCheck {
 impl ModelCheck {
     /// Checks the headers of a model: a file, the index of a sharded model, the manifest of a dataset, or a split.
     /// Fails only if something cannot be read. All other problems are in the report. `top` is the directory below which
-    /// the model was found, if the user did not name the model.
-    pub fn open(location: &Location, top: Option<&Location>) -> Result<Self, Error> {
+    /// the model was found, if the user did not name the model. The model is also compared with `reference`.
+    pub fn open(location: &Location, top: Option<&Location>, reference: Option<ReferenceModel>) -> Result<Self, Error> {
         let mut report = CheckReport::default();
         let opened = model::open_below(top, location, ParseMode::Lenient);
         if let Err(Error::Linked { .. }) = opened {
@@ -92,6 +96,12 @@ impl ModelCheck {
             if let Some(remark) = model::split_remark(&file.header) {
                 report.add(CheckRule::SplitName, &file.name, None, || remark);
             }
+        }
+        if let (Some(reference), Some(model)) = (reference, &model) {
+            let name = location.to_string();
+            let likeness = Likeness::new(location, model, reference);
+            differences::report_likeness(&likeness, (&name, model), reference.model, &mut report);
+            report.likeness = Some(likeness.into());
         }
         let names = locations.iter().map(|at| if is_set { at } else { location }.to_string()).collect();
         let (mut quantized, mut dataset) = (None, None);

@@ -1,5 +1,6 @@
 //! The report of the findings of `check`.
 
+use super::like::Likeness;
 use crate::rules::{CheckRule, Severity};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -33,6 +34,9 @@ pub struct CheckReport {
     pub values: bool,
     /// Number of tensors whose values were not checked, because they overlap with others or repeat many elements.
     pub unsearched: u64,
+    /// The comparison with a reference, if there is one. Parts of a check have none.
+    #[serde(skip)]
+    pub likeness: Option<Box<Likeness>>,
 }
 
 impl CheckReport {

@@ -102,11 +102,8 @@ impl QuantizationConfig {
     /// ignored.
     pub fn new(config: Option<&Value>, other: Option<&Value>) -> Self {
         let inner = config.into_iter().flat_map(|config| INNER.iter().filter_map(|key| config.get(*key)));
-        let vocabulary = config.into_iter().chain(inner.clone()).find_map(|config| config.get("vocab_size")?.as_u64());
-        let of_config = config
-            .into_iter()
-            .chain(inner)
-            .find_map(|config| KEYS.iter().find_map(|key| config.get(*key)?.as_object()));
+        let vocabulary = config.into_iter().chain(inner).find_map(|config| config.get("vocab_size")?.as_u64());
+        let of_config = config.and_then(quantization_in);
         let of_other = other.and_then(|other| object_at(other, "quantization").or(other.as_object()));
         let empty = Map::new();
         let (quantization, modelopt) = match (of_config, of_other) {
@@ -289,6 +286,13 @@ fn sorted<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
 
 fn object_at<'c>(config: &'c Value, key: &str) -> Option<&'c Map<String, Value>> {
     config.get(key)?.as_object()
+}
+
+/// The quantization in config.json, or in the configuration of a part of the model there.
+pub fn quantization_in(config: &Value) -> Option<&Map<String, Value>> {
+    let configs = [config].into_iter().chain(INNER.iter().filter_map(|key| config.get(*key)));
+    let mut found = configs.flat_map(|config| KEYS.iter().filter_map(|key| config.get(*key)?.as_object()));
+    found.next()
 }
 
 /// The names of layers in a configuration. GPTQModel and AutoRound also have regular expressions, which are left out

@@ -10,7 +10,7 @@ mod schemes;
 mod site;
 mod warnings;
 
-pub use config::{QuantizationConfig, parse_config};
+pub use config::{QuantizationConfig, parse_config, quantization_in};
 pub use schemes::{QuantizationScheme, SCHEMES, SchemeParameters};
 pub use site::{SiteTensor, StoredTensors, WeightEndings};
 pub use warnings::{ProblemKind, ProblemPlace, WeightRefusal, WeightWarning, add_warning};
