@@ -6,6 +6,7 @@ page of each tensor. The sum of these bytes must be the same everywhere.
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -102,6 +103,17 @@ def by_streamer() -> Callable[[Path], int]:
     return load
 
 
+def by_mlx() -> Callable[[Path], int]:
+    import mlx.core as mx
+
+    # MLX reads when an array is used.
+    def load(folder: Path) -> int:
+        arrays = mx.load(str(folder / "model.safetensors")).values()
+        return sum(int(array.flatten().view(mx.uint8)[::PAGE].astype(mx.uint64).sum().item()) for array in arrays)
+
+    return load
+
+
 def by_numpy(**options: Any) -> Callable[[Path], int]:
     import numpy
 
@@ -117,6 +129,7 @@ LOADERS: Dict[str, Callable[[], Callable[[Path], int]]] = {
     "transformers, no mapping": lambda: by_transformers(disable_mmap=True),
     "fastsafetensors, nogds": by_fastsafetensors,
     "Run:ai streamer": by_streamer,
+    "MLX": by_mlx,
     "numpy.load": by_numpy,
     "numpy.load, mapped": lambda: by_numpy(mmap_mode="r"),
 }
@@ -243,6 +256,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.load:
         return load_once(options.load[0], Path(options.load[1]))
+    # Nothing stays mounted.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     WORK.mkdir(parents=True, exist_ok=True)
     native = make_model(options.weightfs, options.size * 1_000_000)
     size = (native.hf / "model.safetensors").stat().st_size

@@ -199,10 +199,8 @@ fn make(input: &Input, tensors: &[Tensor], site: &Site) -> anyhow::Result<()> {
     let native = input.native();
     std::fs::create_dir_all(&native)?;
     write_model(&input.model(), tensors, Some(&native))?;
+    make_squashfs(input)?;
     let context = |program: &str| format!("making an input with {program}");
-    let mut squashfs = Command::new("mksquashfs");
-    squashfs.args([&native, &input.squashfs()]).args(["-noI", "-noId", "-noD", "-noF", "-noX", "-no-xattrs"]);
-    run(squashfs.args(["-quiet", "-no-progress"])).with_context(|| context("mksquashfs"))?;
     run(Command::new("tar").arg("-cf").arg(input.tar()).arg("-C").arg(&native).arg("."))
         .with_context(|| context("tar"))?;
     run(Command::new("zip").args(["-0", "-q", "-r", "-X"]).arg(input.zip()).arg(".").current_dir(&native))
@@ -212,6 +210,13 @@ fn make(input: &Input, tensors: &[Tensor], site: &Site) -> anyhow::Result<()> {
         eprintln!("ratarmount did not write an index: {error:#}");
     }
     Ok(())
+}
+
+/// Makes an archive of the native files for squashfuse, without compression.
+pub fn make_squashfs(input: &Input) -> anyhow::Result<()> {
+    let mut squashfs = Command::new("mksquashfs");
+    squashfs.args([&input.native(), &input.squashfs()]).args(["-noI", "-noId", "-noD", "-noF", "-noX", "-no-xattrs"]);
+    run(squashfs.args(["-quiet", "-no-progress"])).context("making an input with mksquashfs")
 }
 
 /// Writes a model, and each tensor as a file in `native`, if given.

@@ -3,10 +3,11 @@
 //! Each round runs every pattern on every system, on a fresh mount; the order of the systems changes from round to
 //! round. Results are medians over rounds. `inputs.rs` makes the inputs, `systems.rs` mounts each system, `patterns.rs`
 //! has the workloads and the targets of weightfs, and `report.rs` prints the results. `remote/` does the same for
-//! remote sources.
+//! remote sources, and `reads.rs` compares ways of reading one file.
 
 mod inputs;
 mod patterns;
+mod reads;
 mod remote;
 mod report;
 mod systems;
@@ -29,6 +30,9 @@ struct Args {
     /// Measure remote sources, at a server of this machine, with and without added latency
     #[arg(long)]
     remote: bool,
+    /// Measure each way of reading a file: pread, readv, splice, memory maps, direct I/O, by one thread and several
+    #[arg(long, conflicts_with_all = ["remote", "check"])]
+    reads: bool,
     /// Smaller inputs, fewer rounds
     #[arg(long)]
     quick: bool,
@@ -68,6 +72,9 @@ fn main() -> anyhow::Result<ExitCode> {
     let site = Site::new(&cache, root.join(".venv/bin/ratarmount"))?;
     if args.remote {
         return remote::run(&args, &cache, &site, rounds, machine());
+    }
+    if args.reads {
+        return reads::run(&args, &cache, &site, rounds, &machine());
     }
     let inputs = Inputs::ready(&cache, size, &site)?;
 

@@ -390,7 +390,7 @@ impl Entry {
 }
 
 #[allow(unsafe_code, reason = "mapping a file is unsafe")]
-fn map(path: &Path) -> anyhow::Result<memmap2::Mmap> {
+pub fn map(path: &Path) -> anyhow::Result<memmap2::Mmap> {
     // SAFETY: the caller passes an input or a file of a mount of it; nothing writes to the inputs.
     Ok(unsafe { memmap2::Mmap::map(&File::open(path)?)? })
 }

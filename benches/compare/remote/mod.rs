@@ -10,10 +10,11 @@ mod table;
 
 use crate::Args;
 use crate::patterns::Bound::{self, AtLeast, AtMost};
+use crate::reads::{Target as ReadTarget, Way};
 use crate::systems::{Site, end, within};
 use Against::{Curl, Limit, Local, Rclone};
 use anyhow::{Context, ensure};
-use programs::{Client, FILE, INDEX, Models, Mount, Program, TENSOR, family};
+use programs::{Client, FILE, INDEX, LARGEST, LIMITED, Models, Mount, Program, TENSOR, family};
 use server::Server;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -37,6 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What is done with a program, and the rows of its results.
 struct Pattern {
     programs: &'static [Program],
+    /// Those of [`LATENCIES`] at which it is run.
+    latencies: &'static [u64],
     rows: &'static [Row],
     /// Returns a value for each row, or none where the program has none.
     run: fn(&Client) -> anyhow::Result<Vec<Option<f64>>>,
@@ -98,6 +101,7 @@ const fn at(latency: u64, against: Against, bound: Bound) -> Target {
 const PATTERNS: &[Pattern] = &[
     Pattern {
         programs: &Program::REMOTE,
+        latencies: &LATENCIES,
         rows: &[
             row("header", Unit::Ms, &[]),
             row("header: requests", Unit::Count, &[to(Limit, AtMost(2.0))]),
@@ -107,6 +111,7 @@ const PATTERNS: &[Pattern] = &[
     },
     Pattern {
         programs: &Program::REMOTE,
+        latencies: &LATENCIES,
         rows: &[
             row("tensor: mount and read", Unit::Ms, &[at(30, Rclone, AtMost(0.5))]),
             row("tensor: read", Unit::Ms, &[at(30, Rclone, AtMost(0.5))]),
@@ -117,6 +122,7 @@ const PATTERNS: &[Pattern] = &[
     },
     Pattern {
         programs: &Program::ALL,
+        latencies: &LATENCIES,
         rows: &[
             row("whole model", Unit::GBs, &[at(0, Curl, AtLeast(0.5)), at(0, Rclone, AtLeast(2.0))]),
             row("whole: requests", Unit::Count, &[]),
@@ -132,6 +138,7 @@ const PATTERNS: &[Pattern] = &[
     },
     Pattern {
         programs: &Program::REMOTE,
+        latencies: &LATENCIES,
         rows: &[
             row("shards: mount and ls", Unit::Ms, &[at(30, Limit, AtMost(2000.0))]),
             row("shards: requests", Unit::Count, &[]),
@@ -139,7 +146,49 @@ const PATTERNS: &[Pattern] = &[
         ],
         run: shards,
     },
+    limited(&[row("pread", Unit::GBs, &[]), row("pread: sent/read", Unit::Ratio, &[])], |client| {
+        read_way(client, Way::pread(BLOCK, 1), 1)
+    }),
+    limited(&[row("pread, 8 threads", Unit::GBs, &[]), row("pread, 8: sent/read", Unit::Ratio, &[])], |client| {
+        read_way(client, Way::pread(1 << 20, 8), 1)
+    }),
+    limited(&[row("memory map", Unit::GBs, &[]), row("map: sent/read", Unit::Ratio, &[])], |client| {
+        read_way(client, Way::map(1), 1)
+    }),
+    limited(&[row("map, 8 threads", Unit::GBs, &[]), row("map, 8: sent/read", Unit::Ratio, &[])], |client| {
+        read_way(client, Way::map(8), 1)
+    }),
+    limited(&[row("a twelfth by pread", Unit::GBs, &[]), row("a twelfth: sent/read", Unit::Ratio, &[])], |client| {
+        read_way(client, Way::pread(1 << 20, 1), 12)
+    }),
+    limited(&[row("a twelfth by map", Unit::GBs, &[]), row("a twelfth, map: sent/read", Unit::Ratio, &[])], |client| {
+        read_way(client, Way::map(1), 12)
+    }),
 ];
+
+/// A way of reading a large tensor over connections of a limited speed.
+const fn limited(rows: &'static [Row], run: fn(&Client) -> anyhow::Result<Vec<Option<f64>>>) -> Pattern {
+    Pattern { programs: &Program::MOUNTS, latencies: &[30], rows, run }
+}
+
+/// The largest tensor, or one of `parts` of its rows, in the middle.
+fn read_way(client: &Client, way: Way, parts: u64) -> anyhow::Result<Vec<Option<f64>>> {
+    let models = client.models;
+    let place = models.tensors.iter().position(|tensor| tensor.name == LARGEST).context("no tensor")?;
+    let mount = client.mount(LIMITED)?;
+    let (path, begin) = if client.program.is_rclone() {
+        (mount.point.join(file_name(LIMITED)), models.starts[place])
+    } else {
+        (mount.point.join("tensors").join(LARGEST), 0)
+    };
+    // What mounting has cost.
+    client.count()?;
+    let len = models.tensors[place].bytes / parts;
+    let start = begin + parts / 2 * len;
+    let speed = way.read(&ReadTarget { path, range: start..start + len })?;
+    drop(mount);
+    Ok(vec![Some(speed), Some(client.count_all()?.bytes as f64 / len as f64)])
+}
 
 /// The header of one file.
 fn header(client: &Client) -> anyhow::Result<Vec<Option<f64>>> {
@@ -356,7 +405,7 @@ pub fn run(args: &Args, cache: &Path, site: &Site, rounds: usize, machine: Strin
     let mut given_up = BTreeSet::new();
     for round in 0..rounds {
         for (number, pattern) in wanted.iter().enumerate() {
-            for (latency, address, _) in &addresses {
+            for (latency, address, _) in addresses.iter().filter(|at| pattern.latencies.contains(&at.0)) {
                 for turn in 0..Program::ALL.len() {
                     let turn = if round % 2 == 0 { turn } else { Program::ALL.len() - 1 - turn };
                     let program = Program::ALL[(turn + round) % Program::ALL.len()];

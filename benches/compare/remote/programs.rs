@@ -35,6 +35,9 @@ impl Program {
     /// Those that read from the server.
     pub const REMOTE: [Self; 5] = [Self::Weightfs, Self::Before, Self::Rclone, Self::RcloneFull, Self::Curl];
 
+    /// Those that mount what the server has.
+    pub const MOUNTS: [Self; 4] = [Self::Weightfs, Self::Before, Self::Rclone, Self::RcloneFull];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Weightfs => "weightfs",
@@ -76,11 +79,17 @@ pub struct Models {
 /// The single file, relative to the root of the server. It is alone in its directory, which rclone lists.
 pub const FILE: &str = "file/model.safetensors";
 
+/// The same over connections of 50 MB/s.
+pub const LIMITED: &str = "limited/file/model.safetensors";
+
 /// The index of the shards.
 pub const INDEX: &str = "shards/model.safetensors.index.json";
 
 /// A tensor of 33,554,432 bytes in the middle of the single file.
 pub const TENSOR: &str = "model.layers.0.self_attn.q_proj.weight";
+
+/// A tensor of 201,326,592 bytes, the first one of the single file.
+pub const LARGEST: &str = "model.embed_tokens.weight";
 
 impl Models {
     /// The models in `cache`; made if they are missing.
@@ -227,7 +236,7 @@ impl Client<'_> {
             };
             return self.weightfs(source);
         }
-        let directory = path.split_once('/').map_or(path, |(directory, _)| directory);
+        let directory = path.rsplit_once('/').map_or(path, |(directory, _)| directory);
         let mode = if self.program == Program::Rclone { "off" } else { "full" };
         let mut command = self.command("rclone")?;
         command.args(["mount", ":http:"]).arg(self.site.named("rclone")?).arg("--cache-dir").arg(self.cache.path());

@@ -50,6 +50,7 @@ impl Server {
                  server {{
                      listen {address} backlog=1024; root \"{root}\"; autoindex on; access_log access.log counted;
                      location = /status {{ stub_status; access_log off; }}
+                     location /limited/ {{ limit_rate 50000000; alias \"{root}/\"; }}
                  }}
              }}",
             temporary = temporary.concat(),
