@@ -146,29 +146,43 @@ const PATTERNS: &[Pattern] = &[
         ],
         run: shards,
     },
-    limited(&[row("pread", Unit::GBs, &[]), row("pread: sent/read", Unit::Ratio, &[])], |client| {
+    limited(&Program::MOUNTS, &[row("pread", Unit::GBs, &[]), row("pread: sent/read", Unit::Ratio, &[])], |client| {
         read_way(client, Way::pread(BLOCK, 1), 1)
     }),
-    limited(&[row("pread, 8 threads", Unit::GBs, &[]), row("pread, 8: sent/read", Unit::Ratio, &[])], |client| {
-        read_way(client, Way::pread(1 << 20, 8), 1)
-    }),
-    limited(&[row("memory map", Unit::GBs, &[]), row("map: sent/read", Unit::Ratio, &[])], |client| {
-        read_way(client, Way::map(1), 1)
-    }),
-    limited(&[row("map, 8 threads", Unit::GBs, &[]), row("map, 8: sent/read", Unit::Ratio, &[])], |client| {
-        read_way(client, Way::map(8), 1)
-    }),
-    limited(&[row("a twelfth by pread", Unit::GBs, &[]), row("a twelfth: sent/read", Unit::Ratio, &[])], |client| {
-        read_way(client, Way::pread(1 << 20, 1), 12)
-    }),
-    limited(&[row("a twelfth by map", Unit::GBs, &[]), row("a twelfth, map: sent/read", Unit::Ratio, &[])], |client| {
-        read_way(client, Way::map(1), 12)
-    }),
+    limited(
+        &Program::MOUNTS,
+        &[row("pread, 8 threads", Unit::GBs, &[]), row("pread, 8: sent/read", Unit::Ratio, &[])],
+        |client| read_way(client, Way::pread(1 << 20, 8), 1),
+    ),
+    limited(
+        &Program::WEIGHTFS,
+        &[row("memory map", Unit::GBs, &[]), row("map: sent/read", Unit::Ratio, &[])],
+        |client| read_way(client, Way::map(1), 1),
+    ),
+    limited(
+        &Program::WEIGHTFS,
+        &[row("map, 8 threads", Unit::GBs, &[]), row("map, 8: sent/read", Unit::Ratio, &[])],
+        |client| read_way(client, Way::map(8), 1),
+    ),
+    limited(
+        &Program::MOUNTS,
+        &[row("a twelfth by pread", Unit::GBs, &[]), row("a twelfth: sent/read", Unit::Ratio, &[])],
+        |client| read_way(client, Way::pread(1 << 20, 1), 12),
+    ),
+    limited(
+        &Program::WEIGHTFS,
+        &[row("a twelfth by map", Unit::GBs, &[]), row("a twelfth, map: sent/read", Unit::Ratio, &[])],
+        |client| read_way(client, Way::map(1), 12),
+    ),
 ];
 
 /// A way of reading a large tensor over connections of a limited speed.
-const fn limited(rows: &'static [Row], run: fn(&Client) -> anyhow::Result<Vec<Option<f64>>>) -> Pattern {
-    Pattern { programs: &Program::MOUNTS, latencies: &[30], rows, run }
+const fn limited(
+    programs: &'static [Program],
+    rows: &'static [Row],
+    run: fn(&Client) -> anyhow::Result<Vec<Option<f64>>>,
+) -> Pattern {
+    Pattern { programs, latencies: &[30], rows, run }
 }
 
 /// The largest tensor, or one of `parts` of its rows, in the middle.

@@ -35,6 +35,10 @@ impl Program {
     /// Those that read from the server.
     pub const REMOTE: [Self; 5] = [Self::Weightfs, Self::Before, Self::Rclone, Self::RcloneFull, Self::Curl];
 
+    /// Those whose files are mapped. If a mount is given up, a map of it ends this program with SIGBUS, and rclone
+    /// takes minutes.
+    pub const WEIGHTFS: [Self; 2] = [Self::Weightfs, Self::Before];
+
     /// Those that mount what the server has.
     pub const MOUNTS: [Self; 4] = [Self::Weightfs, Self::Before, Self::Rclone, Self::RcloneFull];
 
