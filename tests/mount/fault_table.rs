@@ -10,19 +10,19 @@ use std::sync::Arc;
 const KIB: usize = 1 << 10;
 
 /// Tensors as (name, dtype, shape, bytes). The `a` tensors are read during a fault, the `b` tensors only after it. No
-/// read-ahead crosses `gap`.
+/// read-ahead of the mount or of a device crosses `gap`.
 const TENSORS: [(&str, &str, &[usize], usize); 5] = [
     ("a16", "BF16", &[256, 1024], 512 * KIB),
     ("a8", "U8", &[512, 1024], 512 * KIB),
-    ("gap", "U8", &[2048, 1024], 2048 * KIB),
+    ("gap", "U8", &[3072, 1024], 3072 * KIB),
     ("b16", "BF16", &[256, 1024], 512 * KIB),
     ("b8", "U8", &[512, 1024], 512 * KIB),
 ];
 
 /// Offsets in the file, in bytes: where the data begins, where `b16` begins, and where the file ends.
 const DATA: usize = 4096;
-const B: usize = DATA + 3072 * KIB;
-const LEN: usize = DATA + 4096 * KIB;
+const B: usize = DATA + 4096 * KIB;
+const LEN: usize = DATA + 5120 * KIB;
 
 /// The file system that holds a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +55,7 @@ type Fault = (Storage, &'static str, Outcome);
 const WRITTEN: Outcome = Outcome::Nothing(&["written to since it was opened; mount it again"]);
 /// The first read decides which of the two texts is logged.
 const CUT: Outcome =
-    Outcome::Nothing(&["truncated from 4198400 to ", "written to since it was opened; mount it again"]);
+    Outcome::Nothing(&["truncated from 5246976 to ", "written to since it was opened; mount it again"]);
 /// A request that was waiting when the file system died gets the second error.
 const DIED: Outcome = Outcome::Nothing(&["Transport endpoint is not connected", "Software caused connection abort"]);
 
@@ -68,7 +68,7 @@ const CHANGES: [Fault; 10] = [
     (Storage::Here, "cp other source/model.safetensors", CUT),
     (Storage::Here, "dd if=other of=source/model.safetensors bs=64K conv=notrunc status=none", WRITTEN),
     (Storage::Here, "dd if=other of=source/model.safetensors bs=64K oflag=direct conv=notrunc status=none", WRITTEN),
-    (Storage::Here, "fallocate -p -o 3149824 -l 1M source/model.safetensors", WRITTEN),
+    (Storage::Here, "fallocate -p -o 4198400 -l 1M source/model.safetensors", WRITTEN),
     (Storage::Tmpfs, "dd if=other of=source/model.safetensors bs=1M conv=notrunc status=none", WRITTEN),
 ];
 
@@ -114,7 +114,9 @@ fn lay_out(scene: &Scene, storage: Storage) -> Option<Gate> {
             // removed with the mount.
             scene.ok("mkdir files && mv model.safetensors files && truncate -s 16M disk");
             scene.ok("mkfs.ext4 -q -O ^has_journal -d files disk && mount -o ro,loop disk source");
-            scene.ok("losetup --direct-io=on $(findmnt -no SOURCE source)")
+            scene.ok(
+                "device=$(findmnt -no SOURCE source) && losetup --direct-io=on $device && blockdev --setra 256 $device",
+            )
         }
         Storage::Gate => return Some(Gate::new(&scene.path("source"), std::fs::read(scene.path(FILE)).unwrap())),
     };
@@ -124,12 +126,14 @@ fn lay_out(scene: &Scene, storage: Storage) -> Option<Gate> {
 /// Files of a mount that are served without reading a byte of the source.
 const IN_MEMORY: [&str; 3] = ["index.json", "metadata.json", "metadata/key"];
 
-/// All other files: those of the whole model, and those of the tensors whose names begin with `letter`.
+/// All other files: those of the whole model, and those of the tensors whose names begin with `letter`. The checksums
+/// are with the `b` tensors, because they are computed from those too.
 fn of_the_source(letter: char) -> Vec<String> {
-    let model = ["header.json", "export/model-whole.safetensors", "export/model-clean.safetensors", "SHA256SUMS"];
+    let model = ["header.json", "export/model-whole.safetensors", "export/model-clean.safetensors"];
     let tensors = ["tensors/@16", "tree/@16", "npy/@16.npy", "npy/@8.npy", "f32/@16.f32"];
     let tensors = tensors.into_iter().chain(["safetensors/@16.safetensors", "stats/@16.json", "plots/@16.png"]);
-    model.into_iter().chain(tensors).map(|name| name.replace('@', &letter.to_string())).collect()
+    let sums = (letter == 'b').then_some("SHA256SUMS");
+    model.into_iter().chain(tensors).chain(sums).map(|name| name.replace('@', &letter.to_string())).collect()
 }
 
 /// Whether a file is computed as a whole on its first read, and kept in memory.

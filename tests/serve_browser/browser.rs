@@ -159,7 +159,8 @@ impl Browser {
                 serde_json::from_str::<Value>(entry["message"].as_str().unwrap()).unwrap()["message"].take()
             });
         let requests = events.filter(|event| event["method"] == "Network.requestWillBeSent");
-        let is_own = |event: &Value| event["params"]["documentURL"].as_str().unwrap().starts_with("chrome://");
+        // Pages of the browser itself, such as that of a new tab: chrome:// and chrome-untrusted://.
+        let is_own = |event: &Value| event["params"]["documentURL"].as_str().unwrap().starts_with("chrome");
         requests
             .filter(|event| !is_own(event))
             .map(|event| event["params"]["request"]["url"].as_str().unwrap().to_owned())
