@@ -17,6 +17,7 @@ mod legacy;
 mod like;
 mod ls;
 mod onnx;
+mod pickles;
 mod pipes;
 mod published;
 mod quantized;

@@ -1,6 +1,7 @@
 //! Models as people publish them: suffixes, indices and names of shards that are not those of the libraries, files of
 //! other programs beside them, and files that lost or gained bytes on the way.
 
+use crate::pickles::{checkpoint, zip};
 use crate::room::{Output, Room, Tensor, floats};
 use safetensors::Dtype;
 
@@ -37,35 +38,6 @@ fn gguf(keys: &[(&str, u16)], tensors: &[(&str, &[f32])]) -> Vec<u8> {
     out.resize(out.len().next_multiple_of(32), 0);
     out.extend(data);
     out
-}
-
-/// A zip archive of stored entries, without checksums.
-fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
-    let (mut out, mut directory) = (Vec::new(), Vec::new());
-    for (name, data) in entries {
-        let offset = out.len() as u32;
-        let sizes = [(data.len() as u32).to_le_bytes(), (data.len() as u32).to_le_bytes()].concat();
-        let lengths = [(name.len() as u16).to_le_bytes(), [0, 0]].concat();
-        out.extend([b"PK\x03\x04\x14\0\0\0\0\0\0\0\0\0\0\0\0\0", &sizes[..], &lengths, name.as_bytes(), data].concat());
-        directory.extend([b"PK\x01\x02\x14\0\x14\0\0\0\0\0\0\0\0\0\0\0\0\0", &sizes[..], &lengths].concat());
-        directory.extend([0; 10]);
-        directory.extend(offset.to_le_bytes());
-        directory.extend(name.as_bytes());
-    }
-    let (start, count) = (out.len() as u32, (entries.len() as u16).to_le_bytes());
-    out.extend(&directory);
-    out.extend([&b"PK\x05\x06\0\0\0\0"[..], &count, &count].concat());
-    out.extend((directory.len() as u32).to_le_bytes());
-    out.extend(start.to_le_bytes());
-    out.extend([0, 0]);
-    out
-}
-
-/// A checkpoint of torch with the tensor `w` of two numbers.
-fn checkpoint(values: &[f32; 2]) -> Vec<u8> {
-    let pickle = b"\x80\x02}X\x01\0\0\0wctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n\
-        X\x01\0\0\x000X\x03\0\0\0cpuK\x02tQK\0K\x02\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtRs.";
-    zip(&[("a/data.pkl", &pickle[..]), ("a/data/0", &floats(values)), ("a/version", b"3\n")])
 }
 
 fn write(room: &Room, name: &str, bytes: &[u8]) {
