@@ -51,6 +51,8 @@ impl ResultId {
     pub const FOLDER: u8 = u8::MAX - 1;
     /// The tables of a model.
     pub const TABLES: u8 = u8::MAX - 2;
+    /// The parts of a pipeline that are on one device.
+    pub const PARTS: u8 = u8::MAX - 3;
 }
 
 /// The limits of an operation: whether it may wait, and whether it was cancelled.

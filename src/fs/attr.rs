@@ -128,12 +128,32 @@ pub struct Dentry<'a> {
     pub next: u64,
 }
 
-impl Dentry<'_> {
+impl<'a> Dentry<'a> {
     /// Passes `.` and `..` to `add` if they come after `offset`. Returns true if `add` had no room for them.
     pub(super) fn dots(ino: Ino, parent: Ino, offset: u64, add: &mut impl FnMut(Self) -> bool) -> bool {
         [(ino, ".", 1), (parent, "..", 2)].into_iter().any(|(ino, name, next)| {
             next > offset && add(Dentry { ino, kind: FileKind::Dir, name: OsStr::new(name).into(), next })
         })
+    }
+
+    /// Passes what comes after `offset` to `add` until that has no room: `.`, `..`, and those of `entries` that `show`
+    /// does not leave out.
+    pub(super) fn list<E>(
+        (ino, parent): (Ino, Ino),
+        entries: &'a [E],
+        offset: u64,
+        add: &mut impl FnMut(Self) -> bool,
+        show: impl Fn(&'a E) -> Option<(Ino, FileKind, &'a OsStr)>,
+    ) {
+        if Self::dots(ino, parent, offset, add) {
+            return;
+        }
+        for (at, entry) in entries.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
+            let Some((ino, kind, name)) = show(entry) else { continue };
+            if add(Dentry { ino, kind, name: name.into(), next: at as u64 + DOTS + 1 }) {
+                break;
+            }
+        }
     }
 }
 

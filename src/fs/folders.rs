@@ -1,6 +1,6 @@
 //! The folders above several models, with links and error files. A model is opened at the first lookup in it.
 
-use super::attr::{Attr, DOTS, Dentry, Error, FileKind, FileOwner, Ino, Ownership, ROOT, SECTOR, Statfs};
+use super::attr::{Attr, Dentry, Error, FileKind, FileOwner, Ino, Ownership, ROOT, SECTOR, Statfs};
 use super::ino;
 use super::volume::{self, ModelVolume};
 use crate::content::{Content, DeferredFile, ReadRequest, ResultId, WaitFor, WaitResource};
@@ -31,7 +31,7 @@ pub(super) const EXPORT_FILES: u8 = 5;
 #[derive(Debug)]
 pub(super) struct CatalogFolders {
     pub(super) catalog: Catalog,
-    shown: ShownViews,
+    pub(super) shown: ShownViews,
     pub(super) ownership: Ownership,
     models: Vec<ModelSlot>,
     results: Arc<CachedResults>,
@@ -131,6 +131,11 @@ impl CatalogFolders {
         let volume =
             ModelVolume::new(opened, self.shown.clone(), self.ownership, *owner, self.results.clone(), number, up);
         Ok(slot.volume.get_or_init(|| volume))
+    }
+
+    /// Whether the tree of a model exists.
+    pub(super) fn is_open(&self, model: ModelId) -> bool {
+        self.models.get(model.index()).is_some_and(|slot| slot.volume.get().is_some())
     }
 
     /// The verdict on a model. Fails if it is not available at present.
@@ -236,44 +241,55 @@ impl CatalogFolders {
         };
         // Without a verdict, it is unknown whether the entry is a directory or an error file. So missing verdicts
         // are determined before the first entry is passed to `add`.
-        let models = folder.entries.iter().filter_map(|entry| match entry.item {
-            FolderItem::Model(model) => self.models[model.index()].verdict.get().is_none().then_some(model),
-            _ => None,
+        let has_none = |model: &ModelId| self.models[model.index()].verdict.get().is_none();
+        let models: Vec<ModelId> = folder.models().filter(has_none).collect();
+        let key = ResultId { model: number.into(), kind: ResultId::FOLDER, item: 0 };
+        let mut missing = self.each_on_its_device(&models, key, request, |model| {
+            // A model that cannot be opened at present is listed as a directory.
+            drop(self.check(model, &ReadRequest::WAIT));
+            Ok(())
         });
-        let models: Vec<ModelId> = models.collect();
-        let devices: BTreeSet<u64> = models.iter().map(|model| self.catalog.device(*model)).collect();
-        // One device at a time, so that a device that hangs holds only its own threads. What the request may wait for
-        // comes first: a request that is parked for one device never needs another one before it.
-        let mut missing = Ok(());
-        for device in devices {
-            let key = ResultId { model: number.into(), kind: ResultId::FOLDER, item: device as u32 };
-            if let Err(error) = request.wait(WaitFor { need: WaitResource::Device(device), key: Some(key) }) {
-                missing = missing.and(Err(error.into()));
-                continue;
-            }
-            let mut models = models.clone();
-            models.retain(|model| self.catalog.device(*model) == device);
-            threads::map_parallel(models.len(), |at| self.check(models[at], &ReadRequest::WAIT).is_ok());
-        }
         if offset == 0 {
             missing = missing.and(self.compare(number, folder, request));
         }
         missing?;
-        if Dentry::dots(ino, folder_ino(folder.parent), offset, &mut add) {
-            return Ok(());
-        }
-        for (at, entry) in folder.entries.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
+        Dentry::list((ino, folder_ino(folder.parent)), &folder.entries, offset, &mut add, |entry| {
             if entry.item == FolderItem::Export && !self.has_exports {
-                continue;
+                return None;
             }
             let (ino, kind) = self.item(entry.item);
             let is_error = matches!((ino::split_ino(ino).0, ino::unpack(ino).0), (0, BROKEN | UNREADABLE));
-            let name = Cow::Borrowed(&**if is_error { &entry.error } else { &entry.name });
-            if add(Dentry { ino, kind, name, next: at as u64 + DOTS + 1 }) {
-                break;
-            }
-        }
+            Some((ino, kind, if is_error { &entry.error } else { &entry.name }))
+        });
         Ok(())
+    }
+
+    /// Calls `open` for models, in parallel for those on one device. `key` identifies the result if it is that of
+    /// device 0.
+    ///
+    /// One device at a time, so that a device that hangs holds only its own threads. What the request may wait for
+    /// comes first: a request that is parked for one device never needs another one before it.
+    pub(super) fn each_on_its_device(
+        &self,
+        models: &[ModelId],
+        key: ResultId,
+        request: &ReadRequest,
+        open: impl Fn(ModelId) -> Result<(), Error> + Sync,
+    ) -> Result<(), Error> {
+        let devices: BTreeSet<u64> = models.iter().map(|model| self.catalog.device(*model)).collect();
+        let mut opened = Ok(());
+        for device in devices {
+            let key = ResultId { item: device as u32, ..key };
+            if let Err(error) = request.wait(WaitFor { need: WaitResource::Device(device), key: Some(key) }) {
+                opened = opened.and(Err(error.into()));
+                continue;
+            }
+            let here: Vec<ModelId> =
+                models.iter().filter(|model| self.catalog.device(**model) == device).copied().collect();
+            let results = threads::map_parallel(here.len(), |at| open(here[at]));
+            opened = opened.and(results.into_iter().collect());
+        }
+        opened
     }
 
     /// Does not log changes of the directory `dir`, whose path has no symlinks.
@@ -352,8 +368,8 @@ impl CatalogFolders {
         Statfs { blocks: self.catalog.bytes().div_ceil(SECTOR), files: self.models.len() as u64 }
     }
 
-    /// The inode of an item. A model without a verdict, after a transient failure, is shown as a directory: a lookup in
-    /// it tries again and returns the error.
+    /// The inode of an item. A model without a verdict, after a transient failure, is shown as a directory: a
+    /// lookup in it tries again and returns the error.
     fn item(&self, item: FolderItem) -> (Ino, FileKind) {
         match item {
             FolderItem::Folder(folder) => (folder_ino(folder), FileKind::Dir),

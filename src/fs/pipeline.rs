@@ -1,11 +1,11 @@
 //! `export/` in the root of a directory that is a pipeline of diffusers. Its files are made when the directory is
 //! entered, which opens the parts.
 
-use super::attr::{Attr, DOTS, Dentry, Error, FileKind, Ino, Ownership, ROOT};
+use super::attr::{Attr, Dentry, Error, FileKind, Ino, Ownership, ROOT};
 use super::folders::{CatalogFolders, EXPORT_FILES, HeaderVerdict, export_folder_ino, folder_ino};
 use super::ino;
-use crate::content::{self, Content, ReadRequest};
-use crate::model::{self, FolderId, OtherFile, TreeEntry};
+use crate::content::{self, Content, ReadRequest, ResultId};
+use crate::model::{self, FolderId, ModelId, OtherFile, TreeEntry};
 use crate::source;
 use crate::text::quote;
 use crate::view::{ExportFile, ExportTree, pipeline_index, pipeline_parts, pipeline_tree, wait_for_tables};
@@ -63,26 +63,32 @@ impl CatalogFolders {
 
     fn make_exports(&self, request: &ReadRequest) -> Result<ExportTree, ExportFault> {
         let index = pipeline_index(&self.catalog)?;
-        let text = index.read(0..index.len(), request)?;
+        let text = index.plan(0..index.len()).read_owned(request)?;
         let parts = pipeline_parts(&self.catalog, &text)?;
-        for model in parts.iter().filter_map(|part| part.weights) {
-            source::announce(self.catalog.model(model), None);
-        }
+        let models: Vec<ModelId> = parts.iter().map(|part| part.weights).collect();
+        models.iter().for_each(|model| source::announce(self.catalog.model(*model), None));
+        self.open_parts(&models, request)?;
         let mut opened = Vec::new();
         for part in parts {
-            let Some(model) = part.weights else {
-                opened.push((part, None));
-                continue;
-            };
-            if let HeaderVerdict::Broken(reason, _) = self.check(model, request)? {
+            if let HeaderVerdict::Broken(reason, _) = self.check(part.weights, request)? {
                 return Err(format!("part {}: {reason}", quote(&part.name)).into());
             }
-            opened.push((part, Some(self.volume(model, request)?.model().clone())));
+            let model = self.volume(part.weights, request)?.model();
+            opened.push(part.folder_weights(&self.catalog, model, request)?);
         }
-        let models = opened.iter().filter_map(|(_, model)| model.as_ref());
         // The models have the numbers from 1 on.
-        wait_for_tables(models.map(|model| model.listed().len()).sum(), 0, request)?;
-        Ok(pipeline_tree(&self.catalog, &opened)?)
+        wait_for_tables(opened.iter().map(|weights| weights.model.listed().len()).sum(), 0, request)?;
+        Ok(pipeline_tree(&self.catalog, &opened, self.shown.is_dequantized()))
+    }
+
+    /// Opens the models of all parts, except those that can never be opened.
+    fn open_parts(&self, models: &[ModelId], request: &ReadRequest) -> Result<(), Error> {
+        let closed: Vec<ModelId> = models.iter().filter(|model| !self.is_open(**model)).copied().collect();
+        let key = ResultId { model: 0, kind: ResultId::PARTS, item: 0 };
+        self.each_on_its_device(&closed, key, request, |model| match self.check(model, &ReadRequest::WAIT)? {
+            HeaderVerdict::Sound(_) => self.volume(model, &ReadRequest::WAIT).map(drop),
+            HeaderVerdict::Broken(..) => Ok(()),
+        })
     }
 
     pub(super) fn find_export(&self, folder: usize, name: &[u8], request: &ReadRequest) -> Result<Attr, Error> {
@@ -100,29 +106,18 @@ impl CatalogFolders {
     ) -> Result<(), Error> {
         let folder = self.exports(request)?.folder(number).ok_or(Error::NoEntry)?;
         let parent = if number == TOP { folder_ino(FolderId::new(0)) } else { export_folder_ino(folder.parent) };
-        if Dentry::dots(export_folder_ino(number), parent, offset, &mut add) {
-            return Ok(());
-        }
-        for (at, (name, entry)) in folder.entries().iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
+        Dentry::list((export_folder_ino(number), parent), folder.entries(), offset, &mut add, |(name, entry)| {
             let (ino, kind) = entry_ino(*entry);
-            if add(Dentry { ino, kind, name: OsStr::new(name).into(), next: at as u64 + DOTS + 1 }) {
-                break;
-            }
-        }
+            Some((ino, kind, OsStr::new(name)))
+        });
         Ok(())
     }
 
     /// The directory itself has the attributes of that of the pipeline, so its files need not be made for this.
     pub(super) fn export_folder_attr(&self, number: usize) -> Result<Attr, Error> {
         let made = self.exports.get().and_then(|tree| tree.folder(number)?.stat);
-        let owner = match made {
-            Some(stat) => self.ownership.of_unnamed(stat, Ownership::of_folder),
-            None => {
-                let top = self.catalog.folder(FolderId::new(0)).ok_or(Error::NoEntry)?;
-                self.ownership.of_folder(top.stat)
-            }
-        };
-        Ok(owner.folder(export_folder_ino(number)))
+        let top = self.catalog.folder(FolderId::new(0)).ok_or(Error::NoEntry)?;
+        Ok(self.ownership.of_folder(made.unwrap_or(top.stat)).folder(export_folder_ino(number)))
     }
 
     pub(super) fn export_attr(&self, ino: Ino, file: &ExportFile) -> Result<Attr, Error> {
@@ -133,14 +128,18 @@ impl CatalogFolders {
                 HeaderVerdict::Broken(..) => return Err(Error::NoEntry),
             },
             ExportFile::Made(_) => self.owner(FolderId::new(0))?,
-            ExportFile::Other(number) => self.ownership.of_unnamed(self.other_file(*number)?.stat, Ownership::of),
+            ExportFile::Other(number) | ExportFile::Edited(_, number) => {
+                self.ownership.of_unnamed(self.other_file(*number)?.stat, Ownership::of)
+            }
         };
         Ok(owner.file(ino, size, u64::from(size > 0)))
     }
 
     pub(super) fn export_content(&self, file: &ExportFile) -> Result<Content, Error> {
         match file {
-            ExportFile::Weights(content, _) | ExportFile::Made(content) => Ok(content.clone()),
+            ExportFile::Weights(content, _) | ExportFile::Made(content) | ExportFile::Edited(content, _) => {
+                Ok(content.clone())
+            }
             ExportFile::Other(number) => Ok(self.other_file(*number)?.content()),
         }
     }
@@ -150,7 +149,9 @@ impl CatalogFolders {
         match file {
             ExportFile::Weights(_, model) => self.volume(*model, &ReadRequest::NOWAIT).ok()?.version(ROOT),
             ExportFile::Made(_) => None,
-            ExportFile::Other(number) => model::version_of(&**self.other_file(*number).ok()?.local()?),
+            ExportFile::Other(number) | ExportFile::Edited(_, number) => {
+                model::version_of(&**self.other_file(*number).ok()?.local()?)
+            }
         }
     }
 

@@ -400,6 +400,37 @@ fn models_are_opened_only_if_request_may_wait() {
     assert!(matches!(superblock.lookup(b, b"header.json", request), Err(error) if error.would_block()));
 }
 
+/// The scheduler lets an operation wait for a few things only, one after the other.
+#[test]
+fn parts_of_a_pipeline_are_opened_in_one_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let header = r#"{"t":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#;
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    let parts: Vec<String> = (0..10).map(|part| format!("part{part}")).collect();
+    for part in &parts {
+        std::fs::create_dir(dir.path().join(part)).unwrap();
+        std::fs::write(dir.path().join(part).join("config.json"), "{}").unwrap();
+        std::fs::write(dir.path().join(part).join("diffusion_pytorch_model.safetensors"), &file).unwrap();
+    }
+    let index: Vec<String> = parts.iter().map(|part| format!(r#""{part}": ["diffusers", "A"]"#)).collect();
+    std::fs::write(dir.path().join("model_index.json"), format!("{{{}}}", index.join(","))).unwrap();
+    let opened = model::open_location(&dir.path().into(), ParseMode::Strict).unwrap();
+    let superblock = Superblock::new(opened, ShownViews::default(), Ownership::default()).unwrap();
+    let export = superblock.find(ROOT, "export").unwrap().ino;
+    let (mut request, mut waits) = (ReadRequest::NOWAIT, 0);
+    let folder = loop {
+        match superblock.lookup(export, b"hf-bf16", &request) {
+            Ok(folder) => break folder.ino,
+            Err(error) => request = ReadRequest::only(error.waits_for().unwrap()),
+        }
+        waits += 1;
+    };
+    // One for the file of parts if it is not in the page cache, and one for all parts.
+    assert!((1..=2).contains(&waits), "{waits}");
+    let part = superblock.find(folder, "part9").unwrap().ino;
+    assert!(superblock.find(part, "diffusion_pytorch_model.safetensors").is_ok());
+}
+
 #[test]
 fn model_changed_after_listing_is_not_opened() {
     use std::os::unix::fs::PermissionsExt;

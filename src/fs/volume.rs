@@ -317,8 +317,8 @@ impl ModelVolume {
             InodeDir::Node(view, node) => (view, node.number() as usize),
             _ => return Ok(None),
         };
-        let ViewFiles::Folders { is_ready, folder, .. } = &view.row().files else { return Ok(None) };
-        self.views.check_wait(is_ready(&self.views), request)?;
+        let ViewFiles::Folders { prepare, folder, .. } = &view.row().files else { return Ok(None) };
+        prepare(&self.views, request)?;
         Ok(folder(&self.views, number).map(|folder| (view, folder)))
     }
 
@@ -430,8 +430,8 @@ impl ModelVolume {
                     self.views.check_wait(is_ready(&self.views), request)?;
                     name(&self.views, number as usize).ok_or(Error::NoEntry)?;
                 }
-                if let ViewFiles::Folders { is_ready, .. } = &view.row().files {
-                    self.views.check_wait(is_ready(&self.views), request)?;
+                if let ViewFiles::Folders { prepare, .. } = &view.row().files {
+                    prepare(&self.views, request)?;
                 }
                 return view.file(&self.views, number).map(|file| VolumeNode::File(view, file)).ok_or(Error::NoEntry);
             }

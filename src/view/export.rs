@@ -206,14 +206,18 @@ pub fn can_hold(dtype: Dtype) -> bool {
 pub fn written<'m>(numbers: &TensorNumbers<'m>, conversion: Option<ValueConversion>) -> Option<TensorInfo<'m>> {
     let (tensor, dtype) = (&numbers.tensor.info, numbers.dtype());
     let Some(ValueConversion { to, .. }) = conversion else { return Some(*tensor).filter(|_| can_hold(dtype)) };
-    let is_kept = dtype.is_integer() || dtype == Dtype::C64 || dtype == to.dtype();
-    if is_kept && numbers.weight.is_none() {
+    if (is_kept(dtype) || dtype == to.dtype()) && numbers.weight.is_none() {
         return Some(*tensor);
     }
     dtype.to_f32()?;
     let nbytes = numbers.elements().saturating_mul(to.size() as u64);
     let (name, dtype, shape) = (numbers.name(), to.dtype(), numbers.shape());
     Some(TensorInfo { name, dtype, shape, nbytes })
+}
+
+/// Whether every conversion keeps stored numbers of a dtype as they are.
+pub fn is_kept(dtype: Dtype) -> bool {
+    dtype.is_integer() || dtype == Dtype::C64
 }
 
 /// Whether the data of a tensor differs from the stored data.
@@ -257,6 +261,8 @@ pub enum ExportFile {
     Weights(Content, ModelId),
     /// One of the other files of the model's directory, by its number.
     Other(usize),
+    /// One of the other files with another content.
+    Edited(Content, usize),
 }
 
 /// The files in `export/` itself. With `dequantized`, the converted ones have the values of quantized weights. Logs a

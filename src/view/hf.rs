@@ -1,38 +1,42 @@
 //! `export/hf/`: the model as a folder that `from_pretrained` of transformers opens. It has the other files of the
 //! model's directory, and the weights as safetensors files under the names that loaders look for. `export/hf-bf16/` and
-//! `export/hf-f32/` are the same of a quantized model, with dequantized weights. The folder of a pipeline has the
-//! weights of its parts.
+//! `export/hf-f32/` are the same with converted weights. The folder of a pipeline has the weights of its parts.
 //!
 //! Source: `modeling_utils.py` of transformers and `utils/modeling.py` of accelerate.
 
-use super::export::{ExportFile, ExportTree, FORMAT_KEY, ModelExport, PYTORCH_FORMAT};
+use super::export::{self, ExportFile, ExportTree, FORMAT_KEY, ModelExport, PYTORCH_FORMAT};
 use super::selection::ExportTensors;
 use super::shards::{IndexedShard, ShardTensors, index_json, shard_name};
 use super::values::{FloatDtype, ValueConversion};
-use crate::content::{Content, Segment};
+use crate::content::{Content, Error, ReadRequest, Segment};
 use crate::format::{Dtype, MetadataValue, pytorch, safetensors};
 use crate::model::quantization::QuantizedWeight;
-use crate::model::{
-    self, Catalog, FolderId, INDEX, Model, ModelFile, ModelFileId, OtherFiles, TensorId, TreeEntry, TreeFolder,
-};
+use crate::model::{self, INDEX, Model, ModelFile, ModelFileId, ModelId, OtherFile, OtherFiles, TensorId, TreeEntry};
 use crate::name;
 use crate::text::quote;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// The folders, and the dtype of dequantized weights in each.
+/// The folders, and the dtype that the weights in each are converted to.
 const FOLDERS: [(&str, Option<FloatDtype>); 3] =
     [("hf", None), ("hf-bf16", Some(FloatDtype::Bf16)), ("hf-f32", Some(FloatDtype::F32))];
 
 /// Maximum size of a configuration that is written again, in bytes.
-const CONFIG_MAX: usize = 1 << 20;
+const CONFIG_MAX: u64 = 1 << 20;
 
 /// The keys of a configuration that describe the quantization: of transformers, of compressed-tensors, and of MLX.
 const QUANTIZATION_KEYS: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
 
 /// The file without which no loader opens a folder.
 const CONFIG: &str = "config.json";
+
+/// The key of a configuration that names the file of weights, or its index, that transformers reads.
+const NAMED_WEIGHTS: &str = "transformers_weights";
+
+/// The key that a configuration of diffusers has.
+const DIFFUSERS_CLASS: &str = "_class_name";
 
 /// Largest size of the data of a shard of weights that were not safetensors, in bytes: that of `save_pretrained`.
 const SHARD_MAX: u64 = 5_000_000_000;
@@ -44,7 +48,7 @@ const SHARDS_MAX: usize = 10_000;
 const NAME_MAX: usize = 255;
 
 /// The beginning of the names of the weights of a part of a pipeline of diffusers.
-const DIFFUSERS: &str = "diffusion_pytorch_model";
+pub const DIFFUSERS: &str = "diffusion_pytorch_model";
 
 /// The ends of the names of files that programs take for weights.
 const WEIGHTS: [&str; 11] =
@@ -59,64 +63,178 @@ const TRAINING_TENSORS: [&str; 5] = ["optimizer.", "optimizer_states.", "optim."
 /// The files of weights by their names in the folder.
 type WeightFiles = Vec<(String, Content)>;
 
-/// Adds to `export/` the folders that loaders can open. With `dequantized`, those of dequantized weights too. Logs a
-/// warning for each that would not have the whole model.
-pub fn add_folders(model: &Arc<Model>, dequantized: bool, tree: &mut ExportTree) {
-    if !has_folder(model) {
-        return;
+/// The weights that a folder shows: those of a model, or of a part of a pipeline.
+#[derive(Debug)]
+pub struct FolderWeights {
+    pub model: Arc<Model>,
+    /// The beginning of the names under which loaders look for the weights.
+    pub stem: &'static str,
+    /// The folder that holds them, by its number among the other files.
+    pub folder: usize,
+    pub config: ModelConfig,
+    /// The name and the weights of the part of a pipeline, if it is one.
+    pub part: Option<(String, ModelId)>,
+}
+
+/// The configuration beside weights.
+#[derive(Debug)]
+pub struct ModelConfig {
+    /// Its number among the other files.
+    number: usize,
+    /// Its text, or why there is none.
+    text: Result<Vec<u8>, String>,
+}
+
+impl ModelConfig {
+    /// Reads the configuration with a number. Fails only if it can be read later.
+    pub fn read(others: &OtherFiles, number: usize, request: &ReadRequest) -> Result<Self, Error> {
+        let content = others.file(number).map_or_else(|| Content::new([]), OtherFile::content);
+        let text = match content.len() {
+            ..=CONFIG_MAX => match content.plan(0..content.len()).read_owned(request) {
+                Err(Error::Source(error)) if error.is_transient() => return Err(Error::Source(error)),
+                Err(error @ (Error::WouldBlock(_) | Error::Interrupted | Error::NoMemory)) => return Err(error),
+                text => text.map_err(|error| error.to_string()),
+            },
+            len => Err(format!("{CONFIG} has {len} bytes; at most {CONFIG_MAX} are written again")),
+        };
+        Ok(Self { number, text })
     }
-    if let Some(refusal) = refusal(model) {
-        return log::warn!("export/hf/: skipped: {refusal}");
+}
+
+/// The number of the configuration in a folder of the other files.
+pub fn config_in(others: &OtherFiles, folder: usize) -> Option<usize> {
+    match others.folder(folder)?.find(CONFIG)? {
+        TreeEntry::File(number) => Some(number),
+        TreeEntry::Folder(_) => None,
     }
-    let is_quantized = dequantized && !model.quantized.weights().is_empty();
-    for (name, to) in FOLDERS.into_iter().filter(|(_, to)| to.is_none() || is_quantized) {
-        if let Err(refusal) = add_folder(model, (name, to), tree) {
-            log::warn!("export/{name}/: skipped: {refusal}");
+}
+
+/// The weights of a model for its folders, if it has any: those of a model of safetensors or PyTorch files that has a
+/// configuration. Fails only if the configuration can be read later.
+pub fn model_weights(model: &Arc<Model>, request: &ReadRequest) -> Result<Option<FolderWeights>, Error> {
+    let others = &model.facts.others;
+    let Some(number) = config_in(others, 0).filter(|_| has_readable_weights(model)) else { return Ok(None) };
+    let (model, stem, config) = (model.clone(), stem_of(model), ModelConfig::read(others, number, request)?);
+    Ok(Some(FolderWeights { model, stem, folder: 0, config, part: None }))
+}
+
+/// Adds to `export/` the folders of `others` and these weights, which come from the directory called `dir`. With
+/// `dequantized`, those of quantized weights are converted too. Logs a warning for the first folder that would not have
+/// the whole model, and adds none after it.
+pub fn add_folders(
+    (others, dir): (&OtherFiles, &OsStr),
+    all: &[FolderWeights],
+    dequantized: bool,
+    tree: &mut ExportTree,
+) {
+    let is_converted = all.iter().any(|weights| has_floats(&weights.model))
+        && (dequantized || all.iter().all(|weights| is_plain(&weights.model)));
+    for (name, to) in FOLDERS.into_iter().filter(|(_, to)| to.is_none() || is_converted) {
+        let made: Result<Vec<_>, String> = all.iter().map(|weights| weights.files(to)).collect();
+        let mut files: MadeFiles = match made {
+            Ok(files) => all.iter().map(|weights| weights.folder).zip(files).collect(),
+            // The others would be refused too, most of them for the same reason.
+            Err(refusal) => return log::warn!("export/{name}/: skipped: {refusal}"),
+        };
+        if let Some(folder) = add_others(others, 0, tree, 0, (&mut files, to.is_some())) {
+            tree.insert(0, folder_name(dir, name), TreeEntry::Folder(folder));
         }
     }
 }
 
-fn add_folder(model: &Arc<Model>, (name, to): (&str, Option<FloatDtype>), tree: &mut ExportTree) -> Result<(), String> {
-    let config = to.map(|to| converted_config(model, to)).transpose()?;
-    let weights = weight_files(model, stem_of(model), to)?;
-    let Some(folder) = add_others(&model.facts.others, 0, tree, 0, config) else { return Ok(()) };
-    for (name, content) in weights {
-        tree.add_file(folder, name, ExportFile::Made(content));
+/// The files of the folders with weights, by the numbers of these.
+type MadeFiles = BTreeMap<usize, Vec<(String, ExportFile)>>;
+
+impl FolderWeights {
+    /// The files of weights, stored or converted, and the configuration if it is not that of the source.
+    fn files(&self, to: Option<FloatDtype>) -> Result<Vec<(String, ExportFile)>, String> {
+        let made = self.made(to).map_err(|reason| match &self.part {
+            Some((name, _)) => part_fault(name, &reason),
+            None => reason,
+        });
+        let (weights, config) = made?;
+        let weights = weights.into_iter().map(|(name, content)| match &self.part {
+            Some((_, id)) => (name, ExportFile::Weights(content, *id)),
+            None => (name, ExportFile::Made(content)),
+        });
+        let config = config.map(|content| (CONFIG.to_owned(), ExportFile::Edited(content, self.config.number)));
+        Ok(weights.chain(config).collect())
     }
-    tree.insert(0, folder_name(model.main_file().parent().file_name(), name), TreeEntry::Folder(folder));
-    Ok(())
-}
 
-/// Adds to `export/` the folder for a pipeline, without the weights of its parts, and returns its number if there is
-/// anything in it.
-pub fn add_pipeline(catalog: &Catalog, tree: &mut ExportTree) -> Option<usize> {
-    let folder = add_others(catalog.others(), 0, tree, 0, None)?;
-    let location = &catalog.folder(FolderId::new(0))?.location;
-    let [(name, _), ..] = FOLDERS;
-    tree.insert(0, folder_name(location.file_name(), name), TreeEntry::Folder(folder));
-    Some(folder)
-}
-
-/// The files of weights of a part of a pipeline, whose library is diffusers or another one.
-pub fn part_files(model: &Arc<Model>, is_of_diffusers: bool) -> Result<WeightFiles, String> {
-    if !has_readable_weights(model) {
-        let name = quote(&model.main_file().file_name().to_string_lossy());
-        return Err(format!("{name} does not have weights in safetensors or PyTorch files"));
+    fn made(&self, to: Option<FloatDtype>) -> Result<(WeightFiles, Option<Content>), String> {
+        if let Some(refusal) = refusal(&self.model) {
+            return Err(refusal);
+        }
+        if to.is_some() {
+            check_quantization(&self.model)?;
+        }
+        let weights = weight_files(&self.model, self.stem, to)?;
+        let config = match to {
+            Some(to) => Some(self.converted_config(to)?),
+            None => self.stored_config(&weights)?,
+        };
+        Ok((weights, config))
     }
-    match refusal(model) {
-        Some(refusal) => Err(refusal),
-        None => weight_files(model, if is_of_diffusers { DIFFUSERS } else { stem_of(model) }, None),
+
+    /// The configuration of weights as they are stored, unless that of the source is right. If it names a file that is
+    /// not there, the new one names none.
+    fn stored_config(&self, weights: &WeightFiles) -> Result<Option<Content>, String> {
+        let key = NAMED_WEIGHTS.as_bytes();
+        let has_key = |text: &&Vec<u8>| text.windows(key.len()).any(|part| part == key);
+        if self.config.text.as_ref().ok().filter(has_key).is_none() {
+            return Ok(None);
+        }
+        let mut config = self.parsed_config()?;
+        let named = config.remove(NAMED_WEIGHTS);
+        // The index comes last.
+        let is_there = |named: Value| weights.last().is_some_and(|(name, _)| named == name[..]);
+        Ok(if named.is_none_or(is_there) { None } else { Some(config_content(&config)) })
+    }
+
+    /// The configuration of converted weights, which are not quantized. Fails if loaders would not take them for those
+    /// of the model.
+    fn converted_config(&self, to: FloatDtype) -> Result<Content, String> {
+        let mut config = self.parsed_config()?;
+        if is_rotated(&config) {
+            return Err(format!("{CONFIG} describes a rotation of the activations (transform_config)"));
+        }
+        if self.model.quantized.weights().is_empty() && describes_quantization(&config) {
+            return Err(format!("{CONFIG} describes a quantization, but no quantized weights were found"));
+        }
+        convert_fields(&mut config, to);
+        // diffusers has no such key, and warns of it.
+        if !config.contains_key(DIFFUSERS_CLASS) {
+            config.insert("dtype".into(), to.torch_name().into());
+        }
+        Ok(config_content(&config))
+    }
+
+    /// Fails for infinite numbers: Python writes and reads them as words that JSON does not have.
+    fn parsed_config(&self) -> Result<Map<String, Value>, String> {
+        let text = self.config.text.as_ref().map_err(Clone::clone)?;
+        serde_json::from_slice(text).map_err(|error| format!("{CONFIG} cannot be written again: {error}"))
     }
 }
 
-/// Whether the model is one of safetensors or PyTorch files and has a configuration.
-fn has_folder(model: &Model) -> bool {
-    model.facts.others.folder(0).is_some_and(has_config) && has_readable_weights(model)
+fn config_content(config: &Map<String, Value>) -> Content {
+    // Serializing a value that was parsed cannot fail.
+    Content::literal((serde_json::to_string(config).unwrap_or_default() + "\n").into_bytes())
 }
 
-/// Whether a folder has a configuration.
-pub fn has_config(folder: &TreeFolder) -> bool {
-    matches!(folder.find(CONFIG), Some(TreeEntry::File(_)))
+/// Why a part of a pipeline cannot be shown.
+pub fn part_fault(part: &str, reason: &str) -> String {
+    format!("part {}: {reason}", quote(part))
+}
+
+/// Whether nothing says that the model is quantized.
+fn is_plain(model: &Model) -> bool {
+    model.quantized.weights().is_empty() && model.quantized.warnings().is_empty()
+}
+
+/// Whether the model has numbers that can be converted.
+fn has_floats(model: &Model) -> bool {
+    let is_float = |id| !export::is_kept(model.tensor(id).info.dtype);
+    !model.quantized.weights().is_empty() || model.logical().iter().any(is_float)
 }
 
 /// Whether the model has the weights of a network, in safetensors or PyTorch files.
@@ -129,6 +247,9 @@ fn has_readable_weights(model: &Model) -> bool {
 fn refusal(model: &Model) -> Option<String> {
     let name = model.main_file().file_name();
     let quoted = quote(&name.to_string_lossy());
+    if !has_readable_weights(model) {
+        return Some(format!("{quoted} does not have weights in safetensors or PyTorch files"));
+    }
     if model.left_out() > 0 {
         return Some(format!("parts of the model that were left out: {}", model.left_out()));
     }
@@ -143,29 +264,18 @@ fn refusal(model: &Model) -> Option<String> {
     Some(format!("tensor {tensor} belongs to the state of a training"))
 }
 
-/// The configuration of a model of these numbers, which are no longer quantized. Fails if loaders would not take the
-/// dequantized weights for those of the model.
-fn converted_config(model: &Model, to: FloatDtype) -> Result<Content, String> {
+/// Fails if loaders would not take the dequantized weights for those of the model.
+fn check_quantization(model: &Model) -> Result<(), String> {
     if let Some(warning) = model.quantized.warnings().first() {
         return Err(warning.to_string());
     }
-    if let Some((weight, reason)) = model.quantized.weights().iter().find_map(|weight| Some((weight, unlike(weight)?)))
-    {
-        let name = quote(model.numbers(TensorId::new(weight.values), true).name());
-        return Err(format!("tensor {name}: {reason}"));
+    match model.quantized.weights().iter().find_map(|weight| Some((weight, unlike(weight)?))) {
+        None => Ok(()),
+        Some((weight, reason)) => {
+            let name = quote(model.numbers(TensorId::new(weight.values), true).name());
+            Err(format!("tensor {name}: {reason}"))
+        }
     }
-    let text = model.facts.config.as_ref().filter(|text| text.len() <= CONFIG_MAX);
-    let text = text.ok_or_else(|| format!("{CONFIG} is missing, or has more than {CONFIG_MAX} bytes"))?;
-    // Python writes words for infinite numbers that JSON does not have, and reads nothing else as such.
-    let config: Result<Map<String, Value>, _> = serde_json::from_slice(text);
-    let mut config = config.map_err(|error| format!("{CONFIG} cannot be written again: {error}"))?;
-    if is_rotated(&config) {
-        return Err(format!("{CONFIG} describes a rotation of the activations (transform_config)"));
-    }
-    convert_fields(&mut config, to);
-    config.insert("dtype".into(), to.torch_name().into());
-    // Serializing a value that was parsed cannot fail.
-    Ok(Content::literal((serde_json::to_string(&config).unwrap_or_default() + "\n").into_bytes()))
 }
 
 /// Why a dequantized weight is not what the layer of a loader multiplies with.
@@ -181,9 +291,20 @@ fn unlike(weight: &QuantizedWeight) -> Option<&'static str> {
     }
 }
 
+/// What a configuration says about the quantization.
+fn quantizations(config: &Map<String, Value>) -> impl Iterator<Item = &Value> {
+    QUANTIZATION_KEYS.iter().filter_map(|key| config.get(*key))
+}
+
+/// Whether a configuration, or one in it, describes a quantization.
+fn describes_quantization(config: &Map<String, Value>) -> bool {
+    let mut parts = config.values().filter_map(Value::as_object);
+    quantizations(config).any(|value| !is_empty(value)) || parts.any(describes_quantization)
+}
+
 /// Whether the configuration of compressed-tensors says that activations are rotated.
 fn is_rotated(config: &Map<String, Value>) -> bool {
-    let parts = QUANTIZATION_KEYS.iter().filter_map(|key| config.get(*key)?.get("transform_config"));
+    let parts = quantizations(config).filter_map(|value| value.get("transform_config"));
     parts.filter_map(Value::as_object).any(|transforms| transforms.values().any(|value| !is_empty(value)))
 }
 
@@ -195,9 +316,7 @@ fn is_empty(value: &Value) -> bool {
 /// state. The weights have other names now, too.
 fn convert_fields(config: &mut Map<String, Value>, to: FloatDtype) {
     let has_dtype = ["dtype", "torch_dtype"].iter().any(|key| config.contains_key(*key));
-    config.retain(|key, _| {
-        !QUANTIZATION_KEYS.contains(&&key[..]) && key != "torch_dtype" && key != "transformers_weights"
-    });
+    config.retain(|key, _| !QUANTIZATION_KEYS.contains(&&key[..]) && key != "torch_dtype" && key != NAMED_WEIGHTS);
     if has_dtype {
         config.insert("dtype".into(), to.torch_name().into());
     }
@@ -214,43 +333,55 @@ fn folder_name(dir: &OsStr, name: &str) -> String {
     found
 }
 
-/// Adds what is in a folder of the other files, and returns the number of the new folder if there is anything. Loaders
-/// take every file with a suffix of weights for a part of the model, so those are left out. With a `config`, that
-/// replaces those that describe the quantization.
+/// Adds what is in a folder of the other files and what is made for it, and returns the number of the new folder if
+/// there is anything. Loaders take every file with a suffix of weights for a part of the model, so those are left out.
+/// Beside converted weights, so are the files that describe the quantization.
 fn add_others(
     others: &OtherFiles,
     number: usize,
     tree: &mut ExportTree,
     parent: usize,
-    config: Option<Content>,
+    (files, are_converted): (&mut MadeFiles, bool),
 ) -> Option<usize> {
     let folder = others.folder(number)?;
     let added = tree.add_folder(parent, folder.stat);
-    let is_replaced = |name: &str| config.is_some() && model::configs().any(|replaced| replaced == name);
-    for (name, entry) in folder.entries().iter().filter(|(name, _)| !is_weights(name) && !is_replaced(name)) {
+    let made = files.remove(&number).unwrap_or_default();
+    let has_converted = are_converted && !made.is_empty();
+    // The first of two files with the same name is kept.
+    for (name, file) in made {
+        tree.add_file(added, name, file);
+    }
+    let is_left_out = |name: &str| is_weights(name) || has_converted && model::configs().any(|config| config == name);
+    for (name, entry) in folder.entries().iter().filter(|(name, _)| !is_left_out(name)) {
         match *entry {
             TreeEntry::File(file) => tree.add_file(added, name.clone(), ExportFile::Other(file)),
             TreeEntry::Folder(inner) => {
-                if let Some(inner) = add_others(others, inner, tree, added, None) {
+                if let Some(inner) = add_others(others, inner, tree, added, (files, are_converted)) {
                     tree.insert(added, name.clone(), TreeEntry::Folder(inner));
                 }
             }
         }
     }
-    if let Some(config) = config {
-        tree.add_file(added, CONFIG.to_owned(), ExportFile::Made(config));
-    }
     tree.drop_empty_folder().then_some(added)
 }
 
+/// Whether anything of a folder of the other files is shown.
+pub fn shows_any(others: &OtherFiles, folder: usize) -> bool {
+    let entries = others.folder(folder).map_or(&[][..], |folder| folder.entries());
+    entries.iter().any(|(name, entry)| match *entry {
+        TreeEntry::File(_) => !is_weights(name),
+        TreeEntry::Folder(inner) => !is_weights(name) && shows_any(others, inner),
+    })
+}
+
 /// Whether programs take a file of that name, beside a model, for weights or an index of weights.
-fn is_weights(name: &str) -> bool {
+pub fn is_weights(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
     WEIGHTS.iter().any(|end| lower.ends_with(end)) || model::index_stem(name.as_ref()).is_some()
 }
 
-/// The beginning of the names under which loaders look for the weights.
-fn stem_of(model: &Model) -> &'static str {
+/// The beginning of the names under which loaders look for the weights of a model whose library is not known.
+pub fn stem_of(model: &Model) -> &'static str {
     let name = model.main_file().file_name().to_string_lossy();
     if name.starts_with(DIFFUSERS) { DIFFUSERS } else { "model" }
 }

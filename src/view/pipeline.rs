@@ -1,11 +1,12 @@
 //! `export/hf/` of a pipeline of diffusers: a folder that `DiffusionPipeline.from_pretrained` opens. It has the other
-//! files of the directory, and one set of weights of each part under the names that its loader looks for.
+//! files of the directory, and one set of weights of each part under the names that its loader looks for. So have
+//! `export/hf-bf16/` and `export/hf-f32/`, with converted weights.
 //!
 //! Source: `pipelines/pipeline_utils.py` and `pipelines/pipeline_loading_utils.py` of diffusers.
 
-use super::export::{ExportFile, ExportTree};
-use super::hf;
-use crate::content::Content;
+use super::export::ExportTree;
+use super::hf::{self, FolderWeights, ModelConfig, part_fault};
+use crate::content::{Content, Error, ReadRequest};
 use crate::model::{Catalog, CatalogFolder, FolderId, FolderItem, Model, ModelId, PIPELINE, TreeEntry};
 use crate::text::quote;
 use serde_json::Value;
@@ -30,14 +31,38 @@ const OF_TRANSFORMERS: [&str; 4] =
 /// The library whose models have names of weights of their own.
 const DIFFUSERS: &str = "diffusers";
 
-/// A part of a pipeline.
+const TRANSFORMERS: &str = "transformers";
+
+/// A part of a pipeline that has weights.
 #[derive(Debug)]
 pub struct PipelinePart {
     /// The name of its folder.
     pub name: String,
     library: String,
-    /// The set of weights that is shown, if it has weights.
-    pub weights: Option<ModelId>,
+    /// The set of weights that is shown.
+    pub weights: ModelId,
+    /// Its folder and its configuration, by their numbers among the other files.
+    folder: usize,
+    config: usize,
+}
+
+impl PipelinePart {
+    /// The weights of the part, which are those of this model. Fails only if its configuration can be read later.
+    pub fn folder_weights(
+        &self,
+        catalog: &Catalog,
+        model: &Arc<Model>,
+        request: &ReadRequest,
+    ) -> Result<FolderWeights, Error> {
+        let stem = match &self.library[..] {
+            DIFFUSERS => hf::DIFFUSERS,
+            TRANSFORMERS => "model",
+            _ => hf::stem_of(model),
+        };
+        let config = ModelConfig::read(catalog.others(), self.config, request)?;
+        let (folder, part) = (self.folder, Some((self.name.clone(), self.weights)));
+        Ok(FolderWeights { model: model.clone(), stem, folder, config, part })
+    }
 }
 
 /// The content of the file that names the parts.
@@ -57,7 +82,7 @@ pub fn pipeline_index(catalog: &Catalog) -> Result<Content, String> {
     }
 }
 
-/// The parts of a pipeline whose file of parts has this text.
+/// The parts with weights of a pipeline whose file of parts has this text.
 pub fn pipeline_parts(catalog: &Catalog, text: &[u8]) -> Result<Vec<PipelinePart>, String> {
     let index: Value = serde_json::from_slice(text).map_err(|error| format!("{PIPELINE}: {error}"))?;
     let index = index.as_object().ok_or_else(|| format!("{PIPELINE} is not a JSON object"))?;
@@ -70,17 +95,38 @@ pub fn pipeline_parts(catalog: &Catalog, text: &[u8]) -> Result<Vec<PipelinePart
         if name.is_empty() || name.contains('/') || [".", ".."].contains(&&name[..]) {
             return Err(format!("{PIPELINE}: part {} does not have the name of a folder", quote(name)));
         }
-        let weights = part_weights(catalog, name, library).map_err(|reason| fault(name, &reason))?;
-        parts.push(PipelinePart { name: name.clone(), library: library.clone(), weights });
+        let part = pipeline_part(catalog, name, library).map_err(|reason| part_fault(name, &reason))?;
+        parts.extend(part);
     }
-    match parts.iter().any(|part| part.weights.is_some()) {
-        true => Ok(parts),
-        false => Err(format!("{PIPELINE} names no part with weights")),
+    match parts.is_empty() {
+        true => Err(format!("{PIPELINE} names no part with weights")),
+        false => Ok(parts),
     }
 }
 
-fn fault(part: &str, reason: &str) -> String {
-    format!("part {}: {reason}", quote(part))
+/// A part, if it has weights. Fails if its files cannot be shown.
+fn pipeline_part(catalog: &Catalog, name: &str, library: &str) -> Result<Option<PipelinePart>, String> {
+    if hf::is_weights(name) {
+        return Err("a folder of that name is left out, because its name is like that of weights".to_owned());
+    }
+    let weights = part_weights(catalog, name, library)?;
+    let others = catalog.others();
+    let folder = match others.folder(0).and_then(|top| top.find(name)) {
+        Some(TreeEntry::Folder(folder)) => Some(folder),
+        _ => None,
+    };
+    let Some(weights) = weights else {
+        return match folder.is_some_and(|folder| hf::shows_any(others, folder)) {
+            true => Ok(None),
+            false => Err("it has no files, or only links".to_owned()),
+        };
+    };
+    match folder.and_then(|folder| Some((folder, hf::config_in(others, folder)?))) {
+        Some((folder, config)) => {
+            Ok(Some(PipelinePart { name: name.to_owned(), library: library.to_owned(), weights, folder, config }))
+        }
+        None => Err("its directory has no config.json".to_owned()),
+    }
 }
 
 /// The set of weights of a part that its loader would read, if it has any. If none has the name that the loader looks
@@ -117,32 +163,14 @@ fn part_weights(catalog: &Catalog, name: &str, library: &str) -> Result<Option<M
 
 /// The models of a folder, by the names of their files.
 fn sets_of_weights(catalog: &Catalog, folder: &CatalogFolder) -> Vec<(String, ModelId)> {
-    let models = folder.entries.iter().filter_map(|entry| match entry.item {
-        FolderItem::Model(model) => Some(model),
-        _ => None,
-    });
-    models.map(|model| (catalog.model(model).file_name().to_string_lossy().into_owned(), model)).collect()
+    folder.models().map(|model| (catalog.model(model).file_name().to_string_lossy().into_owned(), model)).collect()
 }
 
-/// The files of `export/`, from the parts and the models of those with weights.
-pub fn pipeline_tree(catalog: &Catalog, parts: &[(PipelinePart, Option<Arc<Model>>)]) -> Result<ExportTree, String> {
+/// The files of `export/`, from the weights of the parts. See `hf::add_folders`.
+pub fn pipeline_tree(catalog: &Catalog, parts: &[FolderWeights], dequantized: bool) -> ExportTree {
     let mut tree = ExportTree::default();
     tree.add_folder(0, None);
-    // The file of parts is in it.
-    let Some(top) = hf::add_pipeline(catalog, &mut tree) else { return Ok(tree) };
-    for (part, model) in parts {
-        let folder = match tree.folder(top).and_then(|folder| folder.find(&part.name)) {
-            Some(TreeEntry::Folder(folder)) if model.is_none() || tree.folder(folder).is_some_and(hf::has_config) => {
-                folder
-            }
-            _ if model.is_some() => return Err(fault(&part.name, "its directory has no config.json")),
-            _ => return Err(fault(&part.name, "it has no files, or only links")),
-        };
-        let (Some(model), Some(id)) = (model, part.weights) else { continue };
-        let weights = hf::part_files(model, part.library == DIFFUSERS).map_err(|reason| fault(&part.name, &reason))?;
-        for (name, content) in weights {
-            tree.add_file(folder, name, ExportFile::Weights(content, id));
-        }
-    }
-    Ok(tree)
+    let dir = catalog.folder(FolderId::new(0)).map_or(OsStr::new(""), |top| top.location.file_name());
+    hf::add_folders((catalog.others(), dir), parts, dequantized, &mut tree);
+    tree
 }

@@ -72,8 +72,8 @@ pub enum ViewFiles {
     Shards,
     /// A directory of files and folders with individual names.
     Folders {
-        /// Whether all names and contents are available without waiting.
-        is_ready: fn(&ModelViews) -> bool,
+        /// Makes the files. Fails if the request must not wait for this. Before, the view has none.
+        prepare: fn(&ModelViews, &ReadRequest) -> Result<(), Error>,
         /// The folder with a number; 0 is the directory of the view itself.
         folder: fn(&ModelViews, usize) -> Option<&TreeFolder>,
         file: fn(&ModelViews, usize) -> Option<FolderFile<'_>>,
@@ -115,11 +115,14 @@ pub const VIEWS: &[ViewRow] = &[
         name: "export",
         file: "export",
         files: ViewFiles::Folders {
-            is_ready: |views| views.exports_if_made().is_some(),
-            folder: |views, folder| views.exports().folder(folder),
-            file: |views, file| match views.exports().file(file)? {
+            prepare: |views, request| views.exports(request).map(drop),
+            folder: |views, folder| views.exports_if_made()?.folder(folder),
+            file: |views, file| match views.exports_if_made()?.file(file)? {
                 ExportFile::Made(content) | ExportFile::Weights(content, _) => Some(FolderFile::Made(content)),
                 ExportFile::Other(number) => views.other(*number).map(FolderFile::Other),
+                ExportFile::Edited(content, number) => {
+                    views.other(*number).map(|other| FolderFile::Edited(content, other))
+                }
             },
         },
         ..PLAIN
@@ -276,7 +279,7 @@ pub const VIEWS: &[ViewRow] = &[
         file: "files",
         in_root: |model| !model.facts.others.files().is_empty(),
         files: ViewFiles::Folders {
-            is_ready: |_| true,
+            prepare: |_, _| Ok(()),
             folder: |views, folder| views.model.facts.others.folder(folder),
             file: |views, file| views.other(file).map(FolderFile::Other),
         },
@@ -369,11 +372,12 @@ impl View {
         }
     }
 
-    /// The file of the model's directory that a file of the view shows, if it does. Makes no files.
+    /// The file of the model's directory that has the owner and permissions of a file of the view, if one has. Makes no
+    /// files.
     pub fn other(self, views: &ModelViews, number: u32) -> Option<&OtherFile> {
         match &self.row().files {
-            ViewFiles::Folders { is_ready, file, .. } if is_ready(views) => match file(views, number as usize)? {
-                FolderFile::Other(other) => Some(other),
+            ViewFiles::Folders { file, .. } => match file(views, number as usize)? {
+                FolderFile::Other(other) | FolderFile::Edited(_, other) => Some(other),
                 FolderFile::Made(_) => None,
             },
             _ => None,
@@ -395,10 +399,10 @@ impl View {
                 views.check_wait(is_ready(views), request)?;
                 content(views, *number as usize)
             }
-            (ViewFiles::Folders { is_ready, file, .. }, ViewFile::Named(number)) => {
-                views.check_wait(is_ready(views), request)?;
+            (ViewFiles::Folders { prepare, file, .. }, ViewFile::Named(number)) => {
+                prepare(views, request)?;
                 file(views, *number as usize).map(|file| match file {
-                    FolderFile::Made(content) => content.clone(),
+                    FolderFile::Made(content) | FolderFile::Edited(content, _) => content.clone(),
                     FolderFile::Other(other) => other.content(),
                 })
             }
@@ -415,6 +419,8 @@ pub enum FolderFile<'v> {
     Made(&'v Content),
     /// A file of the model's directory.
     Other(&'v OtherFile),
+    /// A file of the model's directory with another content.
+    Edited(&'v Content, &'v OtherFile),
 }
 
 /// A file of a view.

@@ -93,6 +93,8 @@ fn view(file: &str) -> View {
 
 /// The content of a view's file with that number, if there is one.
 fn find(views: &ModelViews, view: View, number: usize) -> Option<Content> {
+    // A lookup comes before every other request, and makes the files of `export/`.
+    views.exports(&ReadRequest::WAIT).unwrap();
     view.content(views, &view.file(views, number as u32)?, &ReadRequest::WAIT).unwrap()
 }
 
@@ -531,7 +533,7 @@ fn whole_gguf_file_is_left_out_if_it_is_too_large() {
         (&["a"], i64::MAX as u64 - 100, 0),
     ] {
         let views = views_of(Huge::new(gguf(32, names, len)), ParseMode::Lenient);
-        assert_eq!(views.exports().files().len(), count, "{names:?} {len}");
+        assert_eq!(views.exports(&ReadRequest::WAIT).unwrap().files().len(), count, "{names:?} {len}");
         assert!(content(&views, "gguf", names.len() - 1).len() > len);
     }
 }
@@ -548,7 +550,7 @@ fn padding_of_any_alignment_takes_no_memory() {
     let file = gguf(alignment as u32, &["t"], 5);
     let before = most();
     let views = views_of(Huge::new(file.clone()), ParseMode::Strict);
-    let Some(ExportFile::Made(whole)) = views.exports().file(0) else { panic!() };
+    let Some(ExportFile::Made(whole)) = views.exports(&ReadRequest::WAIT).unwrap().file(0) else { panic!() };
     for content in [&content(&views, "gguf", 0), whole] {
         assert_eq!(content.len(), 2 * alignment);
         assert_eq!(content.read(0..file.len() as u64, &ReadRequest::NOWAIT).unwrap()[..], file);
@@ -564,7 +566,7 @@ fn huge_total_size_does_not_overflow() {
     let header = format!("{{{}}}", entries.collect::<Vec<_>>().join(","));
     let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
     let views = views_of(Huge::new(file), ParseMode::Lenient);
-    assert!(views.exports().files().is_empty());
+    assert!(views.exports(&ReadRequest::WAIT).unwrap().files().is_empty());
     let end = 1 << 62;
     assert_eq!(content(&views, "tensors", 299).read(end - 3..end + 6, &ReadRequest::NOWAIT).unwrap()[..], [0; 3]);
     assert_eq!(content(&views, "safetensors", 299).len(), end + 80);

@@ -7,6 +7,7 @@ use super::{hf, metadata};
 use crate::content::{Content, Error, ReadRequest, ResultId, WaitFor, WaitResource};
 use crate::model::{Model, OtherFile};
 use std::collections::HashMap;
+use std::slice;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// From this many tensors on, measuring a text or building a table is too slow for a request that must not wait.
@@ -43,13 +44,21 @@ impl ModelViews {
         Self { model, shown, results, number, metadata, exports: OnceLock::new(), kept: Mutex::default() }
     }
 
-    pub fn exports(&self) -> &ExportTree {
-        self.exports.get_or_init(|| {
+    /// The files in `export/`. Fails if the request must not wait for what they are made of.
+    pub fn exports(&self, request: &ReadRequest) -> Result<&ExportTree, Error> {
+        if let Some(tree) = self.exports.get() {
+            return Ok(tree);
+        }
+        let weights = hf::model_weights(&self.model, request)?;
+        self.check_wait(false, request)?;
+        Ok(self.exports.get_or_init(|| {
             let dequantized = self.shown.is_dequantized();
             let mut tree = export::export_files(&self.model, dequantized);
-            hf::add_folders(&self.model, dequantized, &mut tree);
+            let dir = self.model.main_file().parent();
+            let others = (&self.model.facts.others, dir.file_name());
+            weights.iter().for_each(|all| hf::add_folders(others, slice::from_ref(all), dequantized, &mut tree));
             tree
-        })
+        }))
     }
 
     /// The files in `export/`, if they have been made.

@@ -10,7 +10,7 @@ use std::path::Path;
 const KINDS: [&str; 2] = ["bf16", "f32"];
 
 /// Compares a converted file with its source in Python.
-fn compare(source: &Path, file: &Path, mount: &Mount) -> String {
+pub fn compare(source: &Path, file: &Path, mount: &Mount) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mount/converted.py");
     let f32 = mount.path("f32");
     run_ok(python().to_str().unwrap(), [script.as_path(), source, file, &f32]).trim().to_owned()

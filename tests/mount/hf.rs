@@ -1,5 +1,6 @@
 //! `export/hf/`: a folder that loaders open.
 
+use crate::converted;
 use crate::gguf;
 use crate::quantized;
 use crate::support::{Mount, Scene, Tensor, files_below, pattern, python, require_fuse, require_root, run_ok};
@@ -122,7 +123,15 @@ fn model_with_the_name_that_loaders_look_for_is_given_as_it_is() {
     assert_eq!(ino("export/hf/onnx/.."), ino("export/hf"));
     assert_eq!(
         mount.list("export"),
-        ["hf", "model-bf16.safetensors", "model-clean.safetensors", "model-f32.safetensors", "model-whole.safetensors"]
+        [
+            "hf",
+            "hf-bf16",
+            "hf-f32",
+            "model-bf16.safetensors",
+            "model-clean.safetensors",
+            "model-f32.safetensors",
+            "model-whole.safetensors"
+        ]
     );
 
     // A copy is a conversion, with and without a mount.
@@ -319,6 +328,181 @@ fn what_is_not_the_whole_of_a_model_has_no_folder() {
     left_out(&file, &[], "tensor \"w\": no loader reads the dtype");
 }
 
+/// The folders of converted weights, the files with the same numbers, and the dtypes that configurations name.
+const CONVERTED: [(&str, &str, &str); 2] = [("hf-bf16", "model-bf16", "bfloat16"), ("hf-f32", "model-f32", "float32")];
+
+/// The paths of all files in a folder of `export/`.
+fn names_in(mount: &Mount, folder: &str) -> Vec<String> {
+    let mut names: Vec<String> = files_below(&mount.path("export").join(folder)).into_keys().collect();
+    names.sort();
+    names
+}
+
+fn config_of(mount: &Mount, folder: &str) -> Value {
+    serde_json::from_slice(&mount.read(format!("export/{folder}/config.json"))).unwrap()
+}
+
+/// Asserts that the weights in a folder of `export/` have `format: pt` and are those of a file in `export/`. Returns
+/// them.
+#[track_caller]
+fn assert_same_numbers(scene: &Scene, mount: &Mount, folder: &str, export: &str) -> BTreeMap<String, Value> {
+    scene.ok("rm -rf copied-export");
+    let copy = scene.mkdir("copied-export");
+    fs::copy(mount.path(format!("export/{export}.safetensors")), copy.join("model.safetensors")).unwrap();
+    let (metadata, tensors) = loaded(&mount.path("export").join(folder));
+    assert_eq!(tensors, loaded(&copy).1);
+    assert!(metadata.values().all(|metadata| *metadata == json!({"format": "pt"})), "{metadata:?}");
+    tensors
+}
+
+#[test]
+fn models_have_folders_of_converted_weights() {
+    require_fuse!();
+    let scene = Scene::new();
+    let tensors: Vec<Tensor> = vec![
+        ("double", Dtype::F64, &[3], pattern(24)),
+        ("embed", Dtype::F32, &[2, 3], pattern(24)),
+        ("half", Dtype::F16, &[5], pattern(10)),
+        ("head", Dtype::BF16, &[5], pattern(10)),
+        ("ids", Dtype::I64, &[2], pattern(16)),
+        ("scaled", Dtype::F8_E4M3, &[4], pattern(4)),
+    ];
+    let text = r#"{"torch_dtype": "float32", "factors": [1.0800000429153442, 0.08838834764831845, 1e-05, 3],
+        "text_config": {"dtype": "float16", "layers": 2}, "transformers_weights": "llama.safetensors"}"#;
+    let dirs = [("plain", "model.safetensors"), ("named", "llama.safetensors")];
+    for (dir, name) in dirs {
+        add_others(&scene.mkdir(dir));
+        scene.model(&format!("{dir}/{name}"), &tensors, PT);
+    }
+    let dir = scene.mkdir("sharded");
+    add_others(&dir);
+    for (shard, tensors) in NUMBERED.iter().zip(tensors.chunks(3)) {
+        scene.model(&format!("sharded/{shard}"), tensors, PT);
+    }
+    crate::pytorch::script(["write".as_ref(), scene.mkdir("torch").as_os_str()]);
+    add_others(&scene.mkdir("pickled"));
+    scene.ok("cp torch/views.pt pickled/pytorch_model.bin");
+
+    for dir in ["plain", "named", "sharded", "pickled"] {
+        fs::write(scene.path(dir).join("config.json"), text).unwrap();
+        let mount = scene.mount(&scene.path(dir), &["--stored"]);
+        let stem =
+            mount.list("export").into_iter().find_map(|name| Some(name.strip_suffix("-f32.safetensors")?.to_owned()));
+        for (folder, export, dtype) in CONVERTED {
+            assert_eq!(names_in(&mount, folder), with_others(&["model.safetensors"]), "{dir}");
+            let expected = json!({
+                "dtype": dtype, "factors": [1.0800000429153442, 0.08838834764831845, 1e-05, 3],
+                "text_config": {"dtype": dtype, "layers": 2},
+            });
+            assert_eq!(config_of(&mount, folder), expected, "{dir}");
+            // Python reads the same numbers.
+            let numbers = "import json, sys; print(json.load(open(sys.argv[1]))['factors'])";
+            let path = mount.path(format!("export/{folder}/config.json"));
+            let said = run_ok(python().to_str().unwrap(), ["-c".as_ref(), numbers.as_ref(), path.as_os_str()]);
+            assert_eq!(said, "[1.0800000429153442, 0.08838834764831845, 1e-05, 3]\n");
+            let export = export.replace("model", stem.as_deref().unwrap());
+            let found = assert_same_numbers(&scene, &mount, folder, &export);
+            assert!(dir == "pickled" && found.contains_key("tied") || found.len() == tensors.len(), "{found:?}");
+        }
+        assert!(!mount.log().contains("skipped"), "{dir}: {}", mount.log());
+    }
+
+    // The numbers are those that ml_dtypes makes of what the official package reads, also in a copy.
+    let mount = scene.mount(&scene.path("plain"), &[]);
+    for kind in ["bf16", "f32"] {
+        scene.ok(&format!("cp -r {} .", mount.path(format!("export/hf-{kind}")).display()));
+        scene.ok(&format!("weightfs cp plain export/hf-{kind} without && diff -r hf-{kind} without/hf-{kind}"));
+        scene.ok(&format!("mv hf-{kind}/model.safetensors hf-{kind}/model-{kind}.safetensors"));
+        let copy = scene.path(format!("hf-{kind}/model-{kind}.safetensors"));
+        let said = converted::compare(&scene.path("plain/model.safetensors"), &copy, &mount);
+        assert_eq!(said, format!("6 {}", kind.to_uppercase()));
+    }
+}
+
+/// A configuration of transformers may name the file of weights, which the folder has under another name.
+#[test]
+fn configuration_names_no_weights_that_the_folder_lacks() {
+    require_fuse!();
+    let scene = Scene::new();
+    for (dir, name, named, is_kept) in [
+        ("same", "model.safetensors", r#""model.safetensors""#, true),
+        ("other", "llama.safetensors", r#""llama.safetensors""#, false),
+        ("adapter", "model.safetensors", r#""adapter_model.bin""#, false),
+        ("number", "model.safetensors", "1", false),
+    ] {
+        let text = format!(r#"{{ "transformers_weights": {named}, "eps": 1e-05 }}"#);
+        fs::write(scene.mkdir(dir).join("config.json"), &text).unwrap();
+        scene.model(&format!("{dir}/{name}"), &tensors(), PT);
+        let mount = scene.mount(&scene.path(dir), &[]);
+        assert_eq!(mount.list("export/hf"), ["config.json", "model.safetensors"]);
+        let found = mount.read("export/hf/config.json");
+        let expected = if is_kept { text.into_bytes() } else { b"{\"eps\":0.00001}\n".to_vec() };
+        assert_eq!(String::from_utf8_lossy(&found), String::from_utf8_lossy(&expected), "{dir}");
+        assert_eq!(config_of(&mount, "hf-bf16"), json!({"dtype": "bfloat16", "eps": 1e-5}));
+        assert_eq!(mount.log(), "");
+    }
+    let path = scene.path("other");
+    fs::write(path.join("config.json"), r#"{"transformers_weights": "llama.safetensors", "limit": Infinity}"#).unwrap();
+    let mount = scene.mount(&path, &[]);
+    assert!(!mount.list("export").iter().any(|name| name.starts_with("hf")));
+    let log = mount.log();
+    assert!(
+        log.contains("export/hf/: skipped: config.json cannot be written again") && log.lines().count() == 1,
+        "{log}"
+    );
+}
+
+#[test]
+fn weights_that_cannot_be_converted_have_no_other_folder() {
+    require_fuse!();
+    let scene = Scene::new();
+    let float: (&str, &str, &[u64], usize) = ("w", "F32", &[2], 8);
+    for (dir, tensors, config, folders, expected) in [
+        ("ids", &[("w", "I64", &[2][..], 16), ("b", "BOOL", &[1], 1), ("c", "C64", &[1], 8)][..], "{}", 1, ""),
+        ("none", &[], "{}", 1, ""),
+        ("f6", &[float, ("x", "F6_E2M3", &[4], 3)], "{}", 3, ""),
+        (
+            "described",
+            &[float],
+            r#"{"quantization_config": {"quant_method": "new"}}"#,
+            1,
+            "hf-bf16/: skipped: config.json describes a quantization, but no quantized weights were found",
+        ),
+        (
+            "nested",
+            &[float],
+            r#"{"text_config": {"quantization_config": {"quant_method": "new"}}}"#,
+            1,
+            "hf-bf16/: skipped: config.json describes a quantization, but no quantized weights were found",
+        ),
+        ("infinite", &[float], r#"{"limit": Infinity}"#, 1, "hf-bf16/: skipped: config.json cannot be written again"),
+        ("empty", &[float], r#"{"quantization_config": {}}"#, 3, ""),
+        (
+            "large",
+            &[float],
+            &format!("{{}}{}", " ".repeat(1 << 20)),
+            1,
+            "hf-bf16/: skipped: config.json has 1048578 bytes",
+        ),
+    ] {
+        let mount = scene.mount(&zeros(&scene, dir, tensors, config), &[]);
+        let found: Vec<String> = mount.list("export").into_iter().filter(|name| name.starts_with("hf")).collect();
+        assert_eq!(found, ["hf", "hf-bf16", "hf-f32"][..folders], "{dir}");
+        assert_eq!(mount.read("export/hf/config.json"), config.as_bytes());
+        let log = mount.log();
+        let said: Vec<&str> = log.lines().filter(|line| line.contains("export/hf")).collect();
+        assert!(said.len() == usize::from(!expected.is_empty()) && log.contains(expected), "{dir}: {log}");
+    }
+    // A configuration of diffusers has a dtype only if it had one before.
+    for (dir, text, expected) in [
+        ("class", json!({"_class_name": "A"}), json!({"_class_name": "A"})),
+        ("stated", json!({"_class_name": "A", "torch_dtype": "x"}), json!({"_class_name": "A", "dtype": "bfloat16"})),
+    ] {
+        let mount = scene.mount(&zeros(&scene, dir, &[float], &text.to_string()), &[]);
+        assert_eq!(config_of(&mount, "hf-bf16"), expected);
+    }
+}
+
 #[test]
 fn quantized_models_have_folders_of_dequantized_weights() {
     require_fuse!();
@@ -341,23 +525,16 @@ fn quantized_models_have_folders_of_dequantized_weights() {
             config["kept"] = json!({"layers": 3});
             fs::write(dir.join("config.json"), config.to_string()).unwrap();
             let mount = scene.mount(&dir, &[]);
-            for (folder, export, dtype) in [("hf-bf16", "model-bf16", "bfloat16"), ("hf-f32", "model-f32", "float32")] {
-                let mut found: Vec<String> = files_below(&mount.path(format!("export/{folder}"))).into_keys().collect();
-                found.sort();
-                assert_eq!(found, ["config.json", "model.safetensors"], "{}", case.name);
-                let config: Value =
-                    serde_json::from_slice(&mount.read(format!("export/{folder}/config.json"))).unwrap();
+            for (folder, export, dtype) in CONVERTED {
+                assert_eq!(names_in(&mount, folder), ["config.json", "model.safetensors"], "{}", case.name);
+                let config = config_of(&mount, folder);
                 assert_eq!(config["dtype"], dtype);
                 assert_eq!(config["thinker_config"], json!({"text_config": {"dtype": dtype, "layers": 2}}));
                 assert_eq!(config["kept"], json!({"layers": 3}));
                 assert!(!config.to_string().contains("ion_config") && config.get("torch_dtype").is_none());
                 // The values are those of the whole model, which are compared with the libraries elsewhere.
-                let copy = scene.mkdir(&format!("{}-{is_sharded}-{folder}", case.name));
-                fs::copy(mount.path(format!("export/{export}.safetensors")), copy.join("model.safetensors")).unwrap();
-                let (metadata, tensors) = loaded(&mount.path(format!("export/{folder}")));
-                assert_eq!(tensors, loaded(&copy).1, "{}", case.name);
+                let tensors = assert_same_numbers(&scene, &mount, folder, export);
                 assert!(tensors.contains_key(&case.expected.tensors[0].name), "{}", case.name);
-                assert_eq!(metadata["model.safetensors"], json!({"format": "pt"}));
             }
             // As stored, with the configuration that describes it.
             assert_eq!(mount.read("export/hf/config.json"), fs::read(dir.join("config.json")).unwrap());
@@ -435,6 +612,13 @@ fn copy_of_the_folder_does_not_overwrite_a_model_in_a_directory_called_hf() {
     assert_eq!(fs::read(scene.path("hf-hf/model.safetensors")).unwrap(), before);
 }
 
+/// Whether a user other than root can read a file in `mnt/export/hf/`.
+fn others_can_read(scene: &Scene, name: &str) -> bool {
+    let path = scene.path("mnt/export/hf").join(name);
+    let line = format!("setpriv --reuid=65534 --regid=65534 --clear-groups -- cat {} >/dev/null", path.display());
+    scene.sh(&line).code == 0
+}
+
 #[test]
 fn permissions_are_those_of_the_model_and_of_each_other_file() {
     require_root!();
@@ -443,13 +627,7 @@ fn permissions_are_those_of_the_model_and_of_each_other_file() {
     add_others(&dir);
     scene.model("m/model.safetensors", &tensors(), PT);
     scene.ok("chmod 755 . && chmod -R u=rwX,go=rX m && chmod 600 m/tokenizer.json && mkdir mnt");
-    let read = |name: &str| {
-        let path = scene.path("mnt/export/hf").join(name);
-        scene
-            .sh(&format!("setpriv --reuid=65534 --regid=65534 --clear-groups -- cat {} >/dev/null", path.display()))
-            .code
-            == 0
-    };
+    let read = |name: &str| others_can_read(&scene, name);
     scene.ok("weightfs -o allow_other m mnt");
     let found = ["model.safetensors", "config.json", "onnx/notes.txt", "tokenizer.json"].map(read);
     let modes = scene.ok("cd mnt/export/hf && stat -c '%a %n' . * && cd - && weightfs umount mnt");
@@ -458,8 +636,14 @@ fn permissions_are_those_of_the_model_and_of_each_other_file() {
         modes.starts_with("555 .\n444 config.json\n444 model.safetensors\n555 onnx\n400 tokenizer.json\n"),
         "{modes}"
     );
-    // A user who may not read the model reads nothing of the folder.
     scene.wait_for_end();
+    // A configuration that is written again is no more readable than that of the source.
+    scene.ok("chmod 600 m/config.json && weightfs -o allow_other m mnt");
+    let found = ["model.safetensors", "../hf-bf16/model.safetensors", "../hf-bf16/config.json"].map(read);
+    scene.ok("weightfs umount mnt && chmod 644 m/config.json");
+    assert_eq!(found, [true, true, false]);
+    scene.wait_for_end();
+    // A user who may not read the model reads nothing of the folder.
     scene.ok("chmod 600 m/model.safetensors && weightfs -o allow_other m mnt");
     let found = ["model.safetensors", "config.json", "onnx/notes.txt", "tokenizer.json"].map(read);
     scene.ok("weightfs umount mnt");
@@ -505,6 +689,13 @@ fn pipeline(scene: &Scene, dir: &str) -> PathBuf {
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(file, format!("the text of {name}")).unwrap();
     }
+    for (part, config) in [
+        ("text_encoder", r#"{"model_type": "clip_text_model"}"#),
+        ("unet", r#"{"_class_name": "UNet2DConditionModel", "sample_size": 8}"#),
+        ("vae", r#"{"_class_name": "AutoencoderKL", "torch_dtype": "float16"}"#),
+    ] {
+        fs::write(path.join(part).join("config.json"), config).unwrap();
+    }
     fs::write(path.join("model_index.json"), PARTS).unwrap();
     let mut map = serde_json::Map::new();
     for (shard, tensor) in UNET_SHARDS.iter().zip(tensors()) {
@@ -537,7 +728,7 @@ fn pipeline_is_a_folder_with_the_weights_of_each_part() {
     let dir = pipeline(&scene, "pipe");
     let mount = scene.mount(&dir, &[]);
     assert!(mount.list("").contains(&"export".to_owned()));
-    assert_eq!(mount.list("export"), ["hf"]);
+    assert_eq!(mount.list("export"), ["hf", "hf-bf16", "hf-f32"]);
     assert_eq!(listed(&scene, &mount), pipeline_files());
     for name in pipeline_files() {
         assert_eq!(mount.read(format!("export/hf/{name}")), fs::read(dir.join(&name)).unwrap(), "{name}");
@@ -569,7 +760,10 @@ fn pipeline_is_a_folder_with_the_weights_of_each_part() {
     // Other files of these names are not hidden, and are not overwritten by a copy.
     scene.ok("mv pipe hf && mkdir hf/export && touch hf/export/mine.txt");
     let mount = scene.mount(&scene.path("hf"), &[]);
-    assert_eq!((mount.list("export"), mount.list("export~2")), (vec!["mine.txt".into()], vec!["hf-hf".into()]));
+    assert_eq!(
+        (mount.list("export"), mount.list("export~2")),
+        (vec!["mine.txt".into()], ["hf-bf16", "hf-f32", "hf-hf"].map(str::to_owned).to_vec())
+    );
     assert_eq!(mount.read("export~2/hf-hf/export/mine.txt"), b"");
 }
 
@@ -588,6 +782,7 @@ fn part_of_a_pipeline_has_the_weights_that_its_loader_reads() {
         // Files that the library of the part does not look for.
         ("unet", &["diffusion_pytorch_model.fp16.safetensors", "model.fp16.safetensors", UNET], 2),
         ("text_encoder", &[UNET, "model.safetensors"], 1),
+        ("text_encoder", &[UNET], 0),
     ]
     .into_iter()
     .enumerate()
@@ -609,6 +804,70 @@ fn part_of_a_pipeline_has_the_weights_that_its_loader_reads() {
         let expected = fs::read(dir.join(part).join(files[expected])).unwrap();
         assert_eq!(mount.read(format!("export/hf/{part}/{name}")), expected, "{files:?}");
         assert_eq!(mount.log(), "", "{files:?}");
+    }
+}
+
+#[test]
+fn pipeline_has_folders_of_converted_weights() {
+    require_fuse!();
+    let scene = Scene::new();
+    crate::pytorch::script(["write".as_ref(), scene.mkdir("torch").as_os_str()]);
+    let dir = pipeline(&scene, "pipe");
+    scene.ok("cd pipe/text_encoder && rm model.safetensors flax.pth");
+    scene.ok("cp torch/views.pt pipe/text_encoder/pytorch_model.bin");
+    let mount = scene.mount(&dir, &["--stored"]);
+    let others = PIPELINE_OTHERS.iter().map(|name| (*name).to_owned());
+    let unet = format!("unet/{UNET}");
+    let vae = format!("vae/{UNET}");
+    let mut expected: Vec<String> = others.chain(["text_encoder/model.safetensors".into(), unet, vae]).collect();
+    expected.sort();
+    for (folder, _, dtype) in CONVERTED {
+        assert_eq!(names_in(&mount, folder), expected);
+        for name in PIPELINE_OTHERS.iter().filter(|name| !name.ends_with("/config.json")) {
+            assert_eq!(mount.read(format!("export/{folder}/{name}")), fs::read(dir.join(name)).unwrap(), "{name}");
+        }
+        for (part, config) in [
+            ("text_encoder", json!({"model_type": "clip_text_model", "dtype": dtype})),
+            ("unet", json!({"_class_name": "UNet2DConditionModel", "sample_size": 8})),
+            ("vae", json!({"_class_name": "AutoencoderKL", "dtype": dtype})),
+        ] {
+            let found = mount.read(format!("export/{folder}/{part}/config.json"));
+            assert_eq!(serde_json::from_slice::<Value>(&found).unwrap(), config);
+            // The numbers of a part are those of its model alone.
+            let alone = scene.mount(&dir.join(part), &[]);
+            assert_eq!(
+                loaded(&mount.path(format!("export/{folder}/{part}"))),
+                loaded(&alone.path(format!("export/{folder}")))
+            );
+        }
+    }
+    assert_eq!(mount.log(), "");
+    scene.ok(&format!("cp -r {} .", mount.path("export/hf-bf16").display()));
+    scene.ok("weightfs cp pipe export/hf-bf16 without && diff -r hf-bf16 without/hf-bf16");
+
+    // A part that cannot be dequantized, one that can be, and one without floating-point numbers.
+    let fp8: &[(&str, &str, &[u64], usize)] =
+        &[("l.weight", "F8_E4M3", &[4, 4], 16), ("l.weight_scale", "F32", &[1], 4)];
+    let smoothed = [fp8, &[("l.pre_quant_scale", "F32", &[4], 16)]].concat();
+    let config = r#"{"quantization_config": {"quant_method": "fp8"}}"#;
+    for (tensors, args, expected) in [
+        (fp8, &[][..], Some("")),
+        (fp8, &["--stored"], None),
+        (&smoothed, &[], Some("export/hf-bf16/: skipped: part \"text_encoder\": tensor \"l.weight\": its activations")),
+        (&[("ids", "I64", &[2], 16)], &[], Some("")),
+    ] {
+        let config = if tensors[0].1 == "I64" { "{}" } else { config };
+        scene.ok("rm -r pipe/text_encoder");
+        zeros(&scene, "pipe/text_encoder", tensors, config);
+        let mount = scene.mount(&dir, args);
+        let folders = if expected == Some("") { &["hf", "hf-bf16", "hf-f32"][..] } else { &["hf"] };
+        assert_eq!(mount.list("export"), folders);
+        assert_eq!(mount.read("export/hf/text_encoder/config.json"), config.as_bytes());
+        let log = mount.log();
+        match expected.filter(|text| !text.is_empty()) {
+            Some(expected) => assert!(log.contains(expected) && log.lines().count() == 1, "{log}"),
+            None => assert_eq!(log, ""),
+        }
     }
 }
 
@@ -679,6 +938,10 @@ fn pipeline_whose_parts_cannot_be_shown_has_no_folder() {
         ),
         ("rm pipe/vae/config.json".into(), r#"part "vae": its directory has no config.json"#),
         (
+            "mv pipe/vae pipe/vae.bin && sed -i 's/\"vae\"/\"vae.bin\"/' pipe/model_index.json".into(),
+            r#"part "vae.bin": a folder of that name is left out"#,
+        ),
+        (
             format!("mv {vae} pipe/vae/a.safetensors && cp pipe/vae/a.safetensors pipe/vae/b.safetensors"),
             r#"part "vae": 2 sets of weights, such as "a.safetensors" and "b.safetensors", and none has"#,
         ),
@@ -729,13 +992,7 @@ fn permissions_in_a_pipeline_are_those_of_each_part() {
          mkdir mnt",
         vae.display()
     ));
-    let read = |name: &str| {
-        let path = scene.path("mnt/export/hf").join(name);
-        scene
-            .sh(&format!("setpriv --reuid=65534 --regid=65534 --clear-groups -- cat {} >/dev/null", path.display()))
-            .code
-            == 0
-    };
+    let read = |name: &str| others_can_read(&scene, name);
     scene.ok("weightfs -o allow_other pipe mnt");
     let found = [
         "model_index.json",
@@ -751,6 +1008,14 @@ fn permissions_in_a_pipeline_are_those_of_each_part() {
     assert_eq!(found, [true, true, true, true, false, false, false], "{modes}");
     let expected = format!("555 .\n500 scheduler\n555 vae\n444 vae/config.json\n400 vae/{UNET}\n");
     assert!(modes.starts_with(&expected), "{modes}");
+    scene.wait_for_end();
+    // The owner that the user names reads what the rest of the mount shows, whoever may search the directory itself.
+    scene.ok("chmod 700 pipe && weightfs -o allow_other --uid 65534 pipe mnt");
+    let found =
+        ["model_index.json", "unet/config.json", &format!("vae/{UNET}"), "../hf-bf16/vae/config.json"].map(read);
+    let shown = read("../../vae/diffusion_pytorch_model/tensors/v");
+    scene.ok("weightfs umount mnt");
+    assert_eq!((found, shown), ([true; 4], true));
     scene.wait_for_end();
 }
 
@@ -768,12 +1033,15 @@ fn transformers_loads_the_folder() {
     let python = python().into_os_string().into_string().unwrap();
     let models = scene.mkdir("models");
     run_ok(&python, [script.as_os_str(), "write".as_ref(), models.as_os_str()]);
-    let load = |name: &str, folder: &str, expected: &str| {
+    let load_as = |name: &str, folder: &str, expected: &str, dtype: &str| {
         let mount = scene.mount(&models.join(name), &[]);
         let (found, expected) = (mount.path("export").join(folder), models.join(expected));
-        let said = run_ok(&python, [script.as_os_str(), "load".as_ref(), found.as_os_str(), expected.as_os_str()]);
-        assert_eq!(said, "True {}\n", "{name}");
+        let load = [script.as_os_str(), "load".as_ref(), found.as_os_str(), expected.as_os_str(), dtype.as_ref()];
+        let said = run_ok(&python, load);
+        let expected = if name.starts_with("pipeline") { "['text_encoder', 'unet', 'vae']" } else { "{}" };
+        assert_eq!(said, format!("True {expected}\n"), "{name} {folder}");
     };
+    let load = |name: &str, folder: &str, expected: &str| load_as(name, folder, expected, "auto");
     let families = [
         "Qwen3ForCausalLM",
         "Gemma2ForCausalLM",
@@ -787,13 +1055,19 @@ fn transformers_loads_the_folder() {
     for (name, form) in of_llama.chain(families.map(|name| (name, ""))) {
         load(&format!("{name}{form}"), "hf", name);
     }
+    load("plain-explicit", "hf", "plain");
+    for name in
+        ["plain", "tied-bin", "plain-sharded", "plain-explicit", "UNet2DConditionModel", "T5ForConditionalGeneration"]
+    {
+        let expected = name.split_once('-').map_or(name, |(name, _)| name);
+        load(name, "hf-f32", expected);
+        load_as(name, "hf-bf16", expected, "bfloat16");
+    }
     for scheme in ["fp8", "gptq", "awq", "compressed-tensors"] {
         load(scheme, "hf-bf16", &format!("{scheme}-numbers"));
     }
     for form in ["", "-fp16", "-bin", "-sharded"] {
-        let mount = scene.mount(&models.join(format!("pipeline{form}")), &[]);
-        let (found, expected) = (mount.path("export/hf"), models.join("pipeline"));
-        let said = run_ok(&python, [script.as_os_str(), "load".as_ref(), found.as_os_str(), expected.as_os_str()]);
-        assert_eq!(said, "True ['text_encoder', 'unet', 'vae']\n", "{form}");
+        load(&format!("pipeline{form}"), "hf", "pipeline");
+        load_as(&format!("pipeline{form}"), "hf-bf16", "pipeline", "bfloat16");
     }
 }

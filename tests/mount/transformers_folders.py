@@ -3,8 +3,8 @@
     transformers_folders.py write DIRECTORY     folders of a tiny Llama, of one with tied embeddings, of others, and of
                                                 quantized ones, each beside a folder with its numbers, and of a
                                                 pipeline
-    transformers_folders.py load A B            prints whether the folders A and B are the same model or pipeline, which
-                                                computes the same, and what is missing
+    transformers_folders.py load A B DTYPE      prints whether the folders A and B, loaded in a dtype, are the same model
+                                                or pipeline, which computes the same, and what is missing
 """
 
 import json
@@ -184,6 +184,9 @@ def write(directory):
         torch.save(model.state_dict(), f"{name}-bin/pytorch_model.bin")
         model.config.save_pretrained(f"{name}-named")
         shutil.copy(f"{name}/model.safetensors", f"{name}-named/llama.safetensors")
+        shutil.copytree(f"{name}-named", f"{name}-explicit")
+        with open(f"{name}-explicit/config.json", "w") as file:
+            json.dump(model.config.to_dict() | {"transformers_weights": "llama.safetensors"}, file)
         model.save_pretrained(f"{name}-sharded", max_shard_size="20KB")
         # transformers cannot read an index without metadata.
         shutil.copytree(f"{name}-sharded", f"{name}-bare")
@@ -208,7 +211,8 @@ def outputs(model):
     ids = torch.arange(12)[None]
     with torch.no_grad():
         if isinstance(model, diffusers.UNet2DConditionModel):
-            return model.eval()(torch.ones(1, 4, 8, 8), 3, torch.ones(1, 5, 16)).sample
+            ones = [torch.ones(shape, dtype=model.dtype) for shape in ((1, 4, 8, 8), (1, 5, 16))]
+            return model.eval()(ones[0], 3, ones[1]).sample
         decoded = dict(decoder_input_ids=ids) if model.config.is_encoder_decoder else {}
         return model.eval()(ids, **decoded).logits
 
@@ -220,8 +224,9 @@ def images(pipeline):
     return torch.from_numpy(pipeline("a b", num_inference_steps=2, generator=noise, output_type="np").images)
 
 
-def load_pipelines(a, b):
-    a, b = diffusers.DiffusionPipeline.from_pretrained(a), diffusers.DiffusionPipeline.from_pretrained(b)
+def load_pipelines(a, b, dtype):
+    options = {} if dtype == "auto" else {"torch_dtype": getattr(torch, dtype)}
+    a, b = (diffusers.DiffusionPipeline.from_pretrained(folder, **options) for folder in (a, b))
     same = torch.equal(images(a), images(b)) and a.components.keys() == b.components.keys()
     parts = {name: part for name, part in b.components.items() if isinstance(part, torch.nn.Module)}
     for name, part in parts.items():
@@ -230,10 +235,14 @@ def load_pipelines(a, b):
     print(same, sorted(parts))
 
 
-def load(a, b):
+def load(a, b, dtype):
     if os.path.exists(os.path.join(b, "model_index.json")):
-        return load_pipelines(a, b)
-    (a, found), b = class_of(a).from_pretrained(a, output_loading_info=True), class_of(b).from_pretrained(b)
+        return load_pipelines(a, b, dtype)
+    # transformers takes the dtype of the folder; diffusers, float32.
+    options = {} if dtype == "auto" else {"torch_dtype": getattr(torch, dtype)}
+    of_a = options if class_of(a).__module__.startswith("diffusers") else {}
+    (a, found) = class_of(a).from_pretrained(a, output_loading_info=True, **of_a)
+    b = class_of(b).from_pretrained(b, **options)
     same = torch.equal(outputs(a), outputs(b))
     a, b = a.state_dict(), b.state_dict()
     same = same and a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

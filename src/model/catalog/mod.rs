@@ -61,6 +61,13 @@ pub struct CatalogFolder {
 
 impl CatalogFolder {
     /// The item with that name, and whether the name is that of its error file.
+    pub fn models(&self) -> impl Iterator<Item = ModelId> {
+        self.entries.iter().filter_map(|entry| match entry.item {
+            FolderItem::Model(model) => Some(model),
+            _ => None,
+        })
+    }
+
     pub fn find(&self, name: &OsStr) -> Option<(FolderItem, bool)> {
         if let Ok(at) = self.entries.binary_search_by(|entry| entry.name[..].cmp(name)) {
             return Some((self.entries[at].item, false));

@@ -99,7 +99,7 @@ const SOURCES: [(&str, bool); 9] = [
 /// `index.json`, which names the source. The other files of the directory are compared in folders only.
 fn contents(client: &Client, mount: &Mount, is_folder: bool) -> String {
     // Directories of servers are not listed for one file.
-    let left_out = if is_folder { "" } else { "'(' -path ./files -o -path ./export/hf ')' -prune -o" };
+    let left_out = if is_folder { "" } else { "'(' -path ./files -o -path './export/hf*' ')' -prune -o" };
     let point = mount.point.display();
     // The name of the source may be longer than that of another one.
     let without_size = r"/index.json $/s/^(\S+ \S+ \S+ \S+) \S+ \S+/\1/";
