@@ -315,7 +315,7 @@ pub fn open_served(
 ) -> anyhow::Result<ServedSource> {
     let opened = model::open_location(source, mode)?;
     let summary = match &opened {
-        OpenedModel::Model(model) => {
+        OpenedModel::Model(model, _) => {
             model.report_mount(source);
             summary_of(model)
         }
@@ -353,7 +353,7 @@ impl SourceFiles {
         let mut locator = SourceLocator::for_command(&input.open.remote)?;
         let source = locator.locate(&input.source)?;
         let opened = model::open_location(&source, input.open.mode())?;
-        if let OpenedModel::Model(model) = &opened {
+        if let OpenedModel::Model(model, _) = &opened {
             model.report(&source);
         }
         let superblock = new_superblock(opened, &source, shown, Ownership::default())?;
@@ -400,14 +400,14 @@ pub fn prepare_process(verbose: bool) -> anyhow::Result<()> {
 
 fn open_any_model(source: &Location, mode: ParseMode) -> anyhow::Result<OpenedModel> {
     let model = match model::open_location(source, mode)? {
-        OpenedModel::Model(model) => model,
+        OpenedModel::Model(model, _) => model,
         OpenedModel::Catalog(catalog) => match catalog.only() {
             Some(only) => model::open_below(Some(source), &source.rename(catalog.model(only)), mode)?.into(),
             None => return Ok(OpenedModel::Catalog(catalog)),
         },
     };
     model.report(source);
-    Ok(OpenedModel::Model(model))
+    Ok(OpenedModel::Model(model, None))
 }
 
 /// Opens the one model at `source`, or a split as a model of its own.
@@ -419,14 +419,14 @@ pub fn open_model_file(source: &Location, mode: ParseMode) -> anyhow::Result<Mod
         return Ok(model);
     }
     match open_any_model(source, mode)? {
-        OpenedModel::Model(model) => Ok(*model),
+        OpenedModel::Model(model, _) => Ok(*model),
         OpenedModel::Catalog(catalog) => bail!("{}", several_models(source, &catalog)),
     }
 }
 
 /// The error for a directory of several models where one model is expected.
 pub fn several_models(source: &Location, catalog: &Catalog) -> String {
-    format!("{source}: a directory of {} models; name one of them", catalog.models().len())
+    format!("{source}: a directory of {} models; name one of them", catalog.weights().len())
 }
 
 /// Opens a model of a directory, and logs what was left out. Messages name the model `shown`: the path of the

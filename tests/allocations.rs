@@ -59,7 +59,7 @@ fn raw_read_does_not_allocate() {
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header, &[7; 100_000]].concat();
     std::fs::write(file.path(), bytes).unwrap();
     let model = model::open_model(&file.path().into(), ParseMode::Strict).unwrap();
-    let opened = OpenedModel::Model(model.into());
+    let opened = OpenedModel::Model(model.into(), None);
     let superblock = Superblock::new(opened, ShownViews::default(), Ownership::default()).unwrap();
     let request = ReadRequest::NOWAIT;
     let tensors = superblock.lookup(ROOT, b"tensors", &request).unwrap().ino;

@@ -111,7 +111,7 @@ fn open(
 }
 
 fn tensors(opened: OpenedModel) -> Vec<String> {
-    let OpenedModel::Model(model) = opened else { panic!("{opened:?}") };
+    let OpenedModel::Model(model, _) = opened else { panic!("{opened:?}") };
     model.stored().iter().map(|tensor| model.name(tensor).to_owned()).collect()
 }
 

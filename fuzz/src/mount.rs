@@ -55,7 +55,7 @@ fn explore(bytes: &mut Unstructured) -> Result<bool> {
     let tensors: Vec<Tensor> = model.logical().iter().map(tensor).collect();
     let text = |(key, value): &(String, MetadataValue)| (key.clone(), value.text().to_owned());
     let metadata: Vec<(String, String)> = model.metadata().iter().map(text).collect();
-    let opened = OpenedModel::Model(model.into());
+    let opened = OpenedModel::Model(model.into(), None);
     let superblock = Superblock::new(opened, ShownViews::default(), Ownership::default()).unwrap();
     let mut files = Files::new();
     walk(&superblock, ROOT, "", &mut files, bytes)?;

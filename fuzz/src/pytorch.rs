@@ -106,7 +106,9 @@ fn read(file: &[u8], mode: ParseMode) -> Result<Header, Error> {
 fn run_ranks(file: &[u8]) {
     let limits = RankLimits::default();
     let mut parts: Vec<RankPart> = Vec::new();
-    if let Ok(RankFile { tensors, .. }) = read_with(file, |input| pytorch::parse_rank_file(input, &limits)) {
+    let weights = read_with(file, |input| pytorch::parse_rank_file(input, &limits));
+    let states = read_with(file, |input| pytorch::parse_rank_states(input, &limits));
+    for RankFile { tensors, .. } in [weights, states].into_iter().flatten() {
         for held in tensors.into_iter().filter_map(|tensor| tensor.held.ok()) {
             assert!(held.boxes.iter().all(|one| {
                 let ends = one.offsets.iter().zip(&one.part.shape).map(|(start, len)| start + len);
@@ -120,7 +122,9 @@ fn run_ranks(file: &[u8]) {
         parts.extend(model.buffers.into_iter().map(|(_, part)| part));
         parts.extend(model.frozen.into_iter().filter_map(|(_, part)| part));
     }
-    if let Ok(partition) = read_with(file, |input| pytorch::parse_zero_partition(input, &limits)) {
+    let weights = read_with(file, |input| pytorch::parse_zero_partition(input, &limits));
+    let states = read_with(file, |input| pytorch::parse_zero_states(input, &limits)).unwrap_or_default();
+    for partition in weights.into_iter().chain(states.into_iter().map(|(_, partition)| partition)) {
         assert!(partition.vectors.iter().all(|vector| vector.shape.len() == 1));
         parts.extend(partition.vectors);
     }

@@ -190,7 +190,7 @@ fn open(bytes: &mut Unstructured) -> Result<bool> {
     let path = dir.path().join("model.safetensors");
     std::fs::write(&path, shards::file(&listed)).unwrap();
     std::fs::write(dir.path().join("config.json"), json!({ key: config }).to_string()).unwrap();
-    let Ok(OpenedModel::Model(model)) = model::open_location(&path.as_path().into(), ParseMode::Strict) else {
+    let Ok(OpenedModel::Model(model, _)) = model::open_location(&path.as_path().into(), ParseMode::Strict) else {
         panic!("not opened")
     };
     let quantized = &model.quantized;

@@ -87,7 +87,7 @@ impl Shards {
             }
         };
         let skipped = model.skipped().count();
-        let opened = OpenedModel::Model(model.into());
+        let opened = OpenedModel::Model(model.into(), None);
         let (mut whole, mut shards) = <(Tensors, BTreeMap<_, _>)>::default();
         if let Some(superblock) = Superblock::new(opened, ShownViews::default(), Ownership::default()) {
             whole = tensors(&superblock, ROOT);

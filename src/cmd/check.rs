@@ -86,7 +86,7 @@ const SUMS: &str = "to check several, put their sums into a file SHA256SUMS besi
 fn open_reference(source: &SourceArg, locator: &mut SourceLocator) -> anyhow::Result<(String, Model)> {
     let (location, opened) = locator.open(source, ParseMode::Strict)?;
     match opened {
-        OpenedModel::Model(model) => Ok((location.to_string(), *model)),
+        OpenedModel::Model(model, _) => Ok((location.to_string(), *model)),
         OpenedModel::Catalog(catalog) => anyhow::bail!("{}", opening::several_models(&location, &catalog)),
     }
 }

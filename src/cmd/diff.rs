@@ -69,7 +69,7 @@ impl<'a> ComparedSources<'a> {
         let a = locator.open(&args.a, args.open.mode())?;
         let b = locator.open(&args.b, args.open.mode())?;
         let lone = match (&a.1, &b.1) {
-            (OpenedModel::Model(_), OpenedModel::Model(_)) => None,
+            (OpenedModel::Model(..), OpenedModel::Model(..)) => None,
             (OpenedModel::Catalog(of_a), OpenedModel::Catalog(of_b)) => {
                 let (paths_a, paths_b) = (of_a.paths(), of_b.paths());
                 let (added, removed) = (paths_without(&paths_b, &paths_a), paths_without(&paths_a, &paths_b));
@@ -89,7 +89,7 @@ impl<'a> ComparedSources<'a> {
     ) -> anyhow::Result<()> {
         let ((at_a, a), (at_b, b)) = (&self.a, &self.b);
         match (a, b) {
-            (OpenedModel::Model(a), OpenedModel::Model(b)) => take(String::new(), (at_a, a), (at_b, b)),
+            (OpenedModel::Model(a, _), OpenedModel::Model(b, _)) => take(String::new(), (at_a, a), (at_b, b)),
             (OpenedModel::Catalog(a), OpenedModel::Catalog(b)) => {
                 let paths_b = b.paths();
                 for (path, id_a) in &a.paths() {

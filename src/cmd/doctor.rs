@@ -405,7 +405,7 @@ fn open_checked(source: &SourceArg, remote: &RemoteArgs, refused: Option<String>
     let mut locator = SourceLocator::new(remote);
     let found = locator.locate(source).and_then(|location| Ok(model::open_location(&location, ParseMode::Strict)?));
     let error = match found {
-        Ok(OpenedModel::Model(model)) => {
+        Ok(OpenedModel::Model(model, _)) => {
             let tensors = plural(model.listed().len() as u64, "tensor");
             return ("source", Ok(format!("{source}: {}, {tensors}", model.format())));
         }

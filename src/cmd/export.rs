@@ -50,7 +50,7 @@ pub fn run_export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
         return to_stdout(|out| {
             let job = ExportJob::new(args, source)?;
             match opened {
-                OpenedModel::Model(model) => job.part(&Arc::new(*model), part, out)?,
+                OpenedModel::Model(model, _) => job.part(&Arc::new(*model), part, out)?,
                 OpenedModel::Catalog(catalog) => bail!("{}", opening::several_models(&job.source, &catalog)),
             }
             Ok(ExitCode::SUCCESS)
@@ -58,7 +58,7 @@ pub fn run_export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     }
     let job = ExportJob::new(args, source)?;
     written(match opened {
-        OpenedModel::Model(model) => job.one(&Arc::new(*model)),
+        OpenedModel::Model(model, _) => job.one(&Arc::new(*model)),
         OpenedModel::Catalog(catalog) => job.several(&catalog),
     })
 }

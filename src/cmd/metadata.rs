@@ -50,7 +50,7 @@ fn get(input: &SourceArgs, keys: &[String], json: bool) -> anyhow::Result<ExitCo
     let (source, opened) = opening::open_source(input)?;
     let (mut found, mut trouble) = (BTreeMap::new(), false);
     let several = match opened {
-        OpenedModel::Model(model) => {
+        OpenedModel::Model(model, _) => {
             found.insert(String::new(), chosen_pairs(&model, keys));
             false
         }

@@ -37,7 +37,7 @@ pub fn run_references(args: &ReferencesArgs) -> anyhow::Result<ExitCode> {
     }
     let (source, opened) = opening::open_source(&args.input)?;
     let model = match opened {
-        OpenedModel::Model(model) => model,
+        OpenedModel::Model(model, _) => model,
         OpenedModel::Catalog(catalog) => bail!("{}", opening::several_models(&source, &catalog)),
     };
     let options = ReferenceOptions {

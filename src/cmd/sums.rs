@@ -54,7 +54,7 @@ pub fn run_sums(args: &SumsArgs) -> anyhow::Result<ExitCode> {
         let mut printer = SumsPrinter { wanted: WantedPatterns::new(&args.only), parts };
         let (mut opened, mut failed) = (false, false);
         match model::open_location(&source, mode)? {
-            OpenedModel::Model(model) => {
+            OpenedModel::Model(model, _) => {
                 opened = true;
                 model.report(&source);
                 printer.print(&model, &source, Path::new(""), out)?;

@@ -43,6 +43,8 @@ pub(super) struct CatalogFolders {
     has_exports: bool,
     /// The files of `export/`, once somebody has asked for them.
     pub(super) exports: OnceLock<ExportTree>,
+    /// The number of the tree of the folders in complete inode numbers.
+    number: u32,
 }
 
 /// A model that may not be open yet. Both cells are set at most once. After a transient failure, a cell stays empty and
@@ -92,13 +94,29 @@ impl CatalogFolders {
         let others = catalog.links().iter().map(|_| OnceLock::new()).collect();
         let has_exports = shown.contains(View::EXPORT) && catalog.is_pipeline();
         let (results, changed, exports) = Default::default();
-        Self { catalog, shown, ownership, models, results, others, changed, has_exports, exports }
+        Self { catalog, shown, ownership, models, results, others, changed, has_exports, exports, number: 0 }
+    }
+
+    /// The folder of models beside the one that is mounted, whose tree has the number 0. Its entries are shown in the
+    /// root of that tree. The folder has the last tree number.
+    pub fn beside_main(sets: Catalog, shown: ShownViews, ownership: Ownership) -> Self {
+        let folders = Self::new(sets, shown, ownership);
+        Self { number: folders.models.len() as u32 + 1, ..folders }
+    }
+
+    /// The number of the tree of the folders in complete inode numbers.
+    pub fn number(&self) -> u32 {
+        self.number
     }
 
     /// Reads the headers of all models, so that no reader has to wait for them later. If one cannot be read, it is
     /// tried again when it is needed.
     pub fn open_all(&self) {
-        let models: Vec<ModelId> = self.catalog.models().collect();
+        let top = self.catalog.folder(FolderId::new(0)).filter(|_| self.number != 0);
+        let models: Vec<ModelId> = match top {
+            Some(top) => top.models().collect(),
+            None => self.catalog.models().collect(),
+        };
         models.iter().for_each(|model| source::announce(self.catalog.model(*model), None));
         threads::map_parallel(models.len(), |at| self.check(models[at], &ReadRequest::WAIT).is_ok());
     }
@@ -203,15 +221,16 @@ impl CatalogFolders {
                 _ => Err(Error::NoEntry),
             },
             (FolderItem::Unreadable(_), false) => Err(Error::NoEntry),
-            (item, _) => self.getattr(self.item(item).0),
+            (item, _) => self.getattr(ino::split_ino(self.item(item).0).1),
         }
     }
 
-    pub fn getattr(&self, ino: Ino) -> Result<Attr, Error> {
-        match self.node(ino)? {
+    pub fn getattr(&self, local: Ino) -> Result<Attr, Error> {
+        let ino = ino::join(self.number, local);
+        match self.node(local)? {
             FolderNode::Folder(_, folder) => Ok(self.ownership.of_folder(folder.stat).folder(ino)),
             FolderNode::Link(_) => {
-                let size = self.readlink(ino)?.len() as u64;
+                let size = self.readlink(local)?.len() as u64;
                 let root = self.owner(FolderId::new(0))?;
                 Ok(Attr { kind: FileKind::Link, perm: 0o777, ..root.file(ino, size, 0) })
             }
@@ -258,7 +277,8 @@ impl CatalogFolders {
                 return None;
             }
             let (ino, kind) = self.item(entry.item);
-            let is_error = matches!((ino::split_ino(ino).0, ino::unpack(ino).0), (0, BROKEN | UNREADABLE));
+            let (tree, local) = ino::split_ino(ino);
+            let is_error = tree == self.number && matches!(ino::unpack(local).0, BROKEN | UNREADABLE);
             Some((ino, kind, if is_error { &entry.error } else { &entry.name }))
         });
         Ok(())
@@ -368,10 +388,10 @@ impl CatalogFolders {
         Statfs { blocks: self.catalog.bytes().div_ceil(SECTOR), files: self.models.len() as u64 }
     }
 
-    /// The inode of an item. A model without a verdict, after a transient failure, is shown as a directory: a
+    /// The complete inode of an item. A model without a verdict, after a transient failure, is shown as a directory: a
     /// lookup in it tries again and returns the error.
     fn item(&self, item: FolderItem) -> (Ino, FileKind) {
-        match item {
+        let (local, kind) = match item {
             FolderItem::Folder(folder) => (folder_ino(folder), FileKind::Dir),
             FolderItem::Link(link) => {
                 let kind = match self.catalog.links().get(link) {
@@ -384,9 +404,10 @@ impl CatalogFolders {
             FolderItem::Unreadable(number) => (ino::pack(UNREADABLE, number as u32), FileKind::File),
             FolderItem::Model(model) => match self.models[model.index()].verdict.get() {
                 Some(HeaderVerdict::Broken(..)) => (ino::pack(BROKEN, model.into()), FileKind::File),
-                Some(HeaderVerdict::Sound(_)) | None => (volume::root(tree(model)), FileKind::Dir),
+                Some(HeaderVerdict::Sound(_)) | None => return (volume::root(tree(model)), FileKind::Dir),
             },
-        }
+        };
+        (ino::join(self.number, local), kind)
     }
 
     /// The node of an inode number.

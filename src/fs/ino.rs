@@ -1,9 +1,10 @@
 //! Inode numbers: how a view and a file number are packed into 64 bits, so that no state is stored per file.
 //!
 //! From the highest bit: 24 bits for the tree, 8 bits for the kind and 32 bits for a number within the kind. If one
-//! model is mounted, it is tree 0. If a directory of models is mounted, the folders are tree 0 and the models are the
-//! trees from 1 on. In the tree of a model, kinds 64 to 127 are the directories of views in `shards/FILE/`, and kinds
-//! 128 to 191 are the files of views, by the index of the row of the view.
+//! model is mounted, it is tree 0, the models beside it are the trees from 1 on, and the folder of these is the last
+//! tree. If a directory of models is mounted, the folders are tree 0 and the models are the trees from 1 on. In the
+//! tree of a model, kinds 64 to 127 are the directories of views in `shards/FILE/`, and kinds 128 to 191 are the files
+//! of views, by the index of the row of the view.
 
 use super::attr::{Ino, ROOT};
 use crate::model::ModelFileId;

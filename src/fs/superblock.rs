@@ -1,6 +1,7 @@
-//! The whole mounted file system: one model, or folders with a tree for each model in them.
+//! The whole mounted file system: one model with the folders of those beside it, or folders with a tree for each model
+//! in them.
 
-use super::attr::{Attr, Dentry, Error, Ino, Ownership, ROOT, Statfs};
+use super::attr::{Attr, DOTS, Dentry, Error, Ino, Ownership, ROOT, Statfs};
 use super::counter::ShardedCounter;
 use super::folders::CatalogFolders;
 use super::ino;
@@ -8,7 +9,7 @@ use super::volume::{ModelVolume, TensorFile};
 use crate::content::{Content, ReadRequest};
 use crate::model::{Model, ModelId, OpenedModel, TensorId};
 use crate::source::Location;
-use crate::view::ShownViews;
+use crate::view::{ShownViews, View};
 use std::fmt;
 use std::sync::Arc;
 
@@ -42,7 +43,8 @@ impl fmt::Debug for TrafficWriter {
 
 #[derive(Debug)]
 enum FsRoot {
-    Volume(Box<ModelVolume>),
+    /// A model, and those beside it that are shown in its root.
+    Volume(Box<ModelVolume>, Option<Box<CatalogFolders>>),
     Folders(Box<CatalogFolders>),
 }
 
@@ -56,9 +58,11 @@ impl Superblock {
     /// A file system with the views `shown`. `None` if the model has no files.
     pub fn new(opened: OpenedModel, shown: ShownViews, ownership: Ownership) -> Option<Self> {
         let root = match opened {
-            OpenedModel::Model(model) => {
+            OpenedModel::Model(model, sets) => {
                 let owner = ownership.of(model.stat()?);
-                FsRoot::Volume(ModelVolume::new(*model, shown, ownership, owner, Arc::default(), 0, ROOT).into())
+                let sets = sets.map(|sets| CatalogFolders::beside_main(*sets, shown.clone(), ownership).into());
+                let volume = ModelVolume::new(*model, shown, ownership, owner, Arc::default(), 0, ROOT);
+                FsRoot::Volume(volume.into(), sets)
             }
             OpenedModel::Catalog(catalog) => FsRoot::Folders(CatalogFolders::new(*catalog, shown, ownership).into()),
         };
@@ -78,7 +82,7 @@ impl Superblock {
     /// Number of trees with inode numbers of their own.
     pub(super) fn trees(&self) -> u32 {
         match &self.root {
-            FsRoot::Volume(_) => 1,
+            FsRoot::Volume(_, sets) => 1 + sets.as_ref().map_or(0, |sets| sets.trees()),
             FsRoot::Folders(folders) => folders.trees(),
         }
     }
@@ -88,10 +92,12 @@ impl Superblock {
         self.served.add(bytes as u64);
     }
 
-    /// Reads the headers of all models in a directory. Later requests then wait for no header.
+    /// Reads the headers of all models in a directory, or beside the one that is mounted. Later requests then wait for
+    /// no header.
     pub fn open_all(&self) {
-        if let FsRoot::Folders(folders) = &self.root {
-            folders.open_all();
+        match &self.root {
+            FsRoot::Folders(folders) | FsRoot::Volume(_, Some(folders)) => folders.open_all(),
+            FsRoot::Volume(_, None) => {}
         }
     }
 
@@ -105,6 +111,12 @@ impl Superblock {
 
     /// The file or directory called `name` in the directory `parent`.
     pub fn lookup(&self, parent: Ino, name: &[u8], request: &ReadRequest) -> Result<Attr, Error> {
+        if let Some(sets) = self.sets_in(parent) {
+            match sets.lookup(ROOT, name, request) {
+                Err(Error::NoEntry) => {}
+                found => return found,
+            }
+        }
         match self.tree(parent, request)? {
             (InodeTree::Volume(volume), parent) => volume.lookup(parent, name, request),
             (InodeTree::Folders(folders), parent) => folders.lookup(parent, name, request),
@@ -127,6 +139,30 @@ impl Superblock {
     ///
     /// Offsets are positions in the directory, and are valid for the life of the mount.
     pub fn readdir<'s>(
+        &'s self,
+        ino: Ino,
+        offset: u64,
+        request: &ReadRequest,
+        mut add: impl FnMut(Dentry<'s>) -> bool,
+    ) -> Result<(), Error> {
+        let Some(sets) = self.sets_in(ino) else { return self.list(ino, offset, request, add) };
+        let views = View::all().len() as u64;
+        let in_sets = offset.saturating_sub(views).max(DOTS);
+        // Waits for what the second list needs before the first entry is passed.
+        sets.readdir(ROOT, in_sets, request, |_| true)?;
+        let mut is_full = false;
+        self.list(ino, offset, request, |entry| {
+            is_full = add(entry);
+            is_full
+        })?;
+        if is_full {
+            return Ok(());
+        }
+        sets.readdir(ROOT, in_sets, request, |entry| add(Dentry { next: entry.next + views, ..entry }))
+    }
+
+    /// As [`Superblock::readdir`], without the models beside the one that is mounted.
+    fn list<'s>(
         &'s self,
         ino: Ino,
         offset: u64,
@@ -214,7 +250,7 @@ impl Superblock {
     /// Size of the file system.
     pub fn statfs(&self) -> Statfs {
         match &self.root {
-            FsRoot::Volume(volume) => volume.statfs(),
+            FsRoot::Volume(volume, _) => volume.statfs(),
             FsRoot::Folders(folders) => folders.statfs(),
         }
     }
@@ -222,8 +258,18 @@ impl Superblock {
     /// The model whose root has this inode number. Attributes of the root do not require opening the model.
     fn model_root(&self, ino: Ino) -> Option<(&CatalogFolders, ModelId)> {
         match &self.root {
-            FsRoot::Folders(folders) => Some((folders, CatalogFolders::root_of(ino)?)),
-            FsRoot::Volume(_) => None,
+            FsRoot::Folders(folders) | FsRoot::Volume(_, Some(folders)) => {
+                Some((folders, CatalogFolders::root_of(ino)?))
+            }
+            FsRoot::Volume(_, None) => None,
+        }
+    }
+
+    /// The models whose folders are shown in a directory beside its own entries.
+    fn sets_in(&self, dir: Ino) -> Option<&CatalogFolders> {
+        match &self.root {
+            FsRoot::Volume(_, sets) if dir == ROOT => sets.as_deref(),
+            _ => None,
         }
     }
 
@@ -231,10 +277,11 @@ impl Superblock {
     fn tree(&self, ino: Ino, request: &ReadRequest) -> Result<(InodeTree<'_>, Ino), Error> {
         let (tree, local) = ino::split_ino(ino);
         match &self.root {
-            FsRoot::Volume(volume) if tree == 0 => Ok((InodeTree::Volume(volume), local)),
-            FsRoot::Volume(_) => Err(Error::NoEntry),
-            FsRoot::Folders(folders) => match tree.checked_sub(1) {
-                None => Ok((InodeTree::Folders(folders), local)),
+            FsRoot::Volume(volume, _) if tree == 0 => Ok((InodeTree::Volume(volume), local)),
+            FsRoot::Volume(_, None) => Err(Error::NoEntry),
+            FsRoot::Folders(folders) | FsRoot::Volume(_, Some(folders)) => match tree.checked_sub(1) {
+                _ if tree == folders.number() => Ok((InodeTree::Folders(folders), local)),
+                None => Err(Error::NoEntry),
                 Some(model) => Ok((InodeTree::Volume(folders.volume(ModelId::from(model), request)?), local)),
             },
         }

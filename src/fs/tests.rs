@@ -53,7 +53,7 @@ fn superblock(names: &[String], metadata: &[(String, String)], shown: ShownViews
 fn mount(source: impl Source + 'static, shown: ShownViews) -> Superblock {
     let location = Location::from(Path::new("/m.safetensors"));
     let model = Model::from_source(&location, Arc::new(source), ParseMode::Strict).unwrap();
-    Superblock::new(OpenedModel::Model(model.into()), shown, Ownership::default()).unwrap()
+    Superblock::new(OpenedModel::Model(model.into(), None), shown, Ownership::default()).unwrap()
 }
 
 fn list(superblock: &Superblock, ino: Ino, offset: u64) -> Vec<Dentry<'_>> {

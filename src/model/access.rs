@@ -209,7 +209,7 @@ mod tests {
 
     fn model(location: &Location) -> Vec<Model> {
         match open_location(location, ParseMode::Strict) {
-            Ok(OpenedModel::Model(model)) => vec![*model],
+            Ok(OpenedModel::Model(model, _)) => vec![*model],
             // Names that lead nowhere for a moment.
             Ok(OpenedModel::Catalog(_)) | Err(_) => Vec::new(),
         }
@@ -218,7 +218,7 @@ mod tests {
     fn catalog(location: &Location) -> Box<Catalog> {
         match open_location(location, ParseMode::Strict).unwrap() {
             OpenedModel::Catalog(catalog) => catalog,
-            OpenedModel::Model(model) => panic!("{}: one model", model.location),
+            OpenedModel::Model(model, _) => panic!("{}: one model", model.location),
         }
     }
 

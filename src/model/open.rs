@@ -17,7 +17,8 @@ use std::path::{Path, PathBuf};
 /// A model, or a directory of models, that a location names.
 #[derive(Debug)]
 pub enum OpenedModel {
-    Model(Box<Model>),
+    /// A model, and those without weights in its directory, such as the states of an optimizer, in one folder.
+    Model(Box<Model>, Option<Box<Catalog>>),
     /// A directory of several models, none of which is open.
     Catalog(Box<Catalog>),
 }
@@ -26,10 +27,11 @@ impl OpenedModel {
     /// The files of this machine that may be opened later.
     pub fn reads(&self) -> Vec<PathBuf> {
         match self {
-            Self::Model(model) => {
+            Self::Model(model, sets) => {
+                let sets = sets.iter().flat_map(|sets| &sets.reads).filter_map(|read| read.path());
                 let sources = model.sources().iter().chain(model.facts.documents.iter().map(|(_, source)| source));
                 let parts = sources.filter_map(|source| source.path());
-                parts.chain(local_paths(&model.facts.others)).map(PathBuf::from).collect()
+                parts.chain(local_paths(&model.facts.others)).chain(sets).map(PathBuf::from).collect()
             }
             Self::Catalog(catalog) => {
                 let models = catalog.reads.iter().filter_map(|read| read.path());
@@ -40,7 +42,8 @@ impl OpenedModel {
 }
 
 /// Opens a model, or a directory with models in it or below it. A directory whose only model lies directly in it is
-/// opened as that model, and so is one whose only model is the latest checkpoint of DeepSpeed.
+/// opened as that model, and so is one whose only model is the latest checkpoint of DeepSpeed. Models without weights,
+/// such as the states of an optimizer, are shown beside it.
 pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel, Error> {
     let Some(mut catalog) = catalog(location, mode)? else {
         let mut model = open_model(location, mode)?;
@@ -52,7 +55,7 @@ pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel
             ModelAccess::FilesAndDirectories => restrict_access(&mut model, &base)?,
         }
         model.facts.others = files_beside(&model);
-        return Ok(OpenedModel::Model(model.into()));
+        return Ok(OpenedModel::Model(model.into(), None));
     };
     match catalog.only().filter(|only| is_direct(&catalog, *only)) {
         Some(only) => {
@@ -62,7 +65,7 @@ pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel
             let dir = base.and_then(|base| base.stat());
             model.facts.needed.push(dir.map_or(NOBODY, SourceStat::search));
             (model.facts.others, _) = files_in(&catalog, FILES);
-            Ok(OpenedModel::Model(model.into()))
+            Ok(OpenedModel::Model(model.into(), catalog.into_sets(only).map(Box::new)))
         }
         None if catalog.models().len() == 0 => Err(no_model(location, &catalog)),
         None => {
@@ -126,6 +129,7 @@ pub fn open_in(catalog: &Catalog, model: ModelId) -> Result<Model, Error> {
 
 /// The files to open for the models at a location, as paths that begin with the location.
 pub struct ModelFiles {
+    /// Those with weights. If none has any, all.
     pub models: Vec<Location>,
     /// The directory below which the models were found, if the location names one.
     pub top: Option<Location>,
@@ -144,7 +148,8 @@ pub fn model_files(location: &Location) -> Result<ModelFiles, Error> {
             unreadable: Vec::new(),
         });
     };
-    let models: Vec<Location> = catalog.models().map(|model| location.rename(catalog.model(model))).collect();
+    let models: Vec<Location> =
+        catalog.weights().into_iter().map(|model| location.rename(catalog.model(model))).collect();
     if models.is_empty() {
         return Err(no_model(location, &catalog));
     }

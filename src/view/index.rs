@@ -56,11 +56,12 @@ fn write_member(before: &str, value: &str, out: Out) -> io::Result<()> {
 fn write_head(model: &Model, out: Out) -> io::Result<()> {
     write_member("{\"source\": ", &model.location.to_string(), out)?;
     write_member(", \"format\": ", model.format(), out)?;
-    for (at, note) in model.quantized.notes().enumerate() {
+    let notes: Vec<String> = model.quantized.notes().chain(model.facts.remarks.iter().cloned()).collect();
+    for (at, note) in notes.iter().enumerate() {
         out.write_all(if at == 0 { b", \"notes\": [" } else { b", " })?;
-        write_json_string(&note, out)?;
+        write_json_string(note, out)?;
     }
-    if model.quantized.notes().next().is_some() {
+    if !notes.is_empty() {
         out.write_all(b"]")?;
     }
     out.write_all(b", \"tensors\": [\n")

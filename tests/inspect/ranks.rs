@@ -90,6 +90,36 @@ fn files_of_fsdp_are_whole_tensors() {
 }
 
 #[test]
+fn optimizer_states_of_fsdp_are_a_model_of_their_own() {
+    let room = room_of("verl-adamw");
+    for source in ["model/optim_world_size_2_rank_1.pt", "model/optim_world_size_2_rank_*.pt"] {
+        assert_eq!(sums(&room, source), expected("verl-adamw-optimizer"), "{source}");
+    }
+    let page = room.ok("weightfs inspect 'model/optim_world_size_2_rank_*.pt'");
+    assert!(page.contains("the optimizer states of an FSDP checkpoint of 2 ranks"), "{page}");
+    // The directory has the weights, and these alone are exported.
+    let listed = room.ok("weightfs ls model");
+    assert!(listed.contains("0.weight") && !listed.contains("exp_avg"), "{listed}");
+    room.ok("weightfs cat model optimizer/tensors/state.0.exp_avg | wc -c | grep -qx 264");
+    room.ok("mkdir out && weightfs export model out && weightfs ls out/*.safetensors | grep -q 0.weight");
+    // Without them, the directory is the states.
+    room.ok("rm model/model_world_size_*");
+    assert_eq!(sums(&room, "model"), expected("verl-adamw-optimizer"));
+    // Beside other models, both are models.
+    let room = room_of("verl-adamw");
+    room.ok("mkdir model/other");
+    room.model("model/other/model.safetensors", &[("w", safetensors::Dtype::U8, &[1], vec![7])], &[]);
+    room.ok("weightfs cat model optim_world_size_2/tensors/state.0.exp_avg | wc -c | grep -qx 264");
+    room.ok("weightfs cat model model_world_size_2/tensors/0.weight | wc -c | grep -qx 264");
+    // FSDP1 keeps vectors of a part of all parameters, which differ although no file says so.
+    let room = room_of("fsdp1-adamw");
+    let error = refused(&room, "model");
+    let fault = "tensor \"state.0.exp_avg\": in \"optim_world_size_2_rank_0.pt\": it is a vector without a description";
+    assert!(error.contains(fault), "{error}");
+    assert_eq!(lenient(&room, "model").0, ["state.0.step".to_owned()].into());
+}
+
+#[test]
 fn files_of_deepspeed_are_whole_tensors() {
     for (case, model, stage) in
         [("zero2", "mp_rank_00_model_states.pt", 2), ("zero3", "zero_pp_rank_1_mp_rank_00_model_states.pt", 3)]
@@ -111,6 +141,35 @@ fn files_of_deepspeed_are_whole_tensors() {
 }
 
 #[test]
+fn optimizer_states_of_deepspeed_are_a_model_of_their_own() {
+    for (case, stage) in [("zero2", 2), ("zero3", 3)] {
+        let room = room_of(case);
+        let states = "model/global_step2/*mp_rank_*_optim_states.pt";
+        assert_eq!(sums(&room, states), expected(&format!("{case}-optimizer")));
+        let page = room.ok(&format!("weightfs inspect '{states}'"));
+        let description = format!("the optimizer states of a DeepSpeed checkpoint of ZeRO stage {stage} and 2 ranks");
+        assert!(page.contains(&description), "{page}");
+        // Without a file of one process, the states are an error as the weights are.
+        let partition = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt";
+        room.ok(&format!("mv model/global_step2/{partition} ."));
+        assert!(refused(&room, states).contains("1 of the 2 ranks of the model is missing"), "{case}");
+        room.ok(&format!("mv {partition} model/global_step2"));
+        // A state that one process does not have.
+        replace(&room, &format!("model/global_step2/{partition}"), b"exp_avg_sq", b"exp_avg_xx");
+        let error = refused(&room, states);
+        assert!(error.contains(&format!("\"{partition}\" has no vectors of the state \"exp_avg_sq\"")), "{error}");
+        assert_eq!(sums(&room, "model"), expected(case));
+        let output = room.sh("weightfs cat model optimizer.error.txt");
+        assert!(output.code == 0 && output.out.contains("has no vectors of the state"), "{output:?}");
+    }
+    // Where directories have several checkpoints, commands take the weights of each.
+    let room = room_of("zero2");
+    room.ok("cp -r model/global_step2 model/global_step1");
+    assert!(!room.ok("weightfs ls model").contains("exp_avg"));
+    room.ok("weightfs cat model global_step1/optimizer/tensors/state.norm.bias.exp_avg | wc -c | grep -qx 40");
+}
+
+#[test]
 fn latest_checkpoint_is_the_model_only_if_there_is_no_other() {
     let room = room_of("zero2");
     room.ok("cp -r model/global_step2 model/global_step1");
@@ -126,9 +185,8 @@ fn latest_checkpoint_is_the_model_only_if_there_is_no_other() {
 #[test]
 fn other_files_and_models_are_kept() {
     let room = room_of("verl");
-    room.ok("cp model/fsdp_config.json model/optim_world_size_2_rank_0.pt");
     room.ok("cp model/fsdp_config.json model/extra_state_world_size_2_rank_1.pt");
-    for file in ["fsdp_config.json", "optim_world_size_2_rank_0.pt", "extra_state_world_size_2_rank_1.pt"] {
+    for file in ["fsdp_config.json", "extra_state_world_size_2_rank_1.pt"] {
         room.ok(&format!("weightfs cat model files/{file} | cmp - model/{file}"));
     }
     room.ok("weightfs cat model files/huggingface/config.json | cmp - model/huggingface/config.json");
@@ -303,6 +361,31 @@ fn model_states_without_parts_are_an_ordinary_checkpoint() {
     room.ok("ln -s model/global_step2/mp_rank_00_model_states.pt alone.pt");
     let listed = room.ok("weightfs ls alone.pt");
     assert!(listed.contains("module.embed.weight"), "{listed}");
+}
+
+#[test]
+fn ranks_of_megatron_say_why_they_are_not_joined() {
+    let room = Room::new();
+    let written = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/megatron");
+    room.ok(&format!("cp -r {} model && chmod -R u+w model", written.display()));
+    let reason = "one rank of a Megatron checkpoint (2 tensor, 1 pipeline and 1 expert parallel): no file says how its \
+                  tensors were cut, so each rank is shown by itself";
+    for rank in ["mp_rank_00", "mp_rank_01"] {
+        let index = room.sh(&format!("weightfs cat model iter_0000100/{rank}/model_optim_rng/index.json"));
+        let index: serde_json::Value = serde_json::from_str(&index.out).unwrap();
+        assert_eq!(index["notes"], serde_json::json!([reason]));
+        let name = "model.embedding.word_embeddings.weight";
+        let found = index["tensors"].as_array().unwrap().iter().find(|tensor| tensor["name"] == name).unwrap();
+        assert_eq!(found["shape"], serde_json::json!([4, 6]));
+        let output = room.sh(&format!("weightfs inspect model/iter_0000100/{rank}/model_optim_rng.pt"));
+        assert!(output.code == 0 && output.out.contains("pytorch, one rank of a Megatron checkpoint"), "{output:?}");
+        assert!(output.err.contains(reason), "{output:?}");
+    }
+    // The content tells, whatever the name is. The only process has all of the model.
+    room.ok("mv model/iter_0000100/mp_rank_00/model_optim_rng.pt model/other.pt");
+    assert!(room.sh("weightfs inspect model/other.pt").err.contains(reason));
+    replace(&room, "model/other.pt", b"checkpoint_version", b"checkpoint_versiox");
+    assert!(!room.sh("weightfs inspect model/other.pt").err.contains(reason));
 }
 
 #[test]

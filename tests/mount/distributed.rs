@@ -1,6 +1,7 @@
 //! Checkpoints that several processes have saved: the boxes of each tensor are joined.
 
-use crate::support::{Mount, Scene, WEIGHTFS, files_below, python, require_fuse, run, run_ok};
+use crate::support::{Mount, Scene, WEIGHTFS, files_below, python, require_fuse, require_root, run, run_ok};
+use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -194,31 +195,113 @@ fn incomplete_checkpoints_are_refused() {
     }
 }
 
+/// The directories that processes have written with a file of each, with the sums of all tensors beside them.
+fn written_by_ranks() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/ranks")
+}
+
+/// Asserts that a directory of a mount has the tensors of a case, and returns how many there are.
+fn assert_sums(mount: &Mount, view: &str, case: &str) -> usize {
+    let sums = std::fs::read_to_string(written_by_ranks().join("sums.tsv")).unwrap();
+    let mut names = Vec::new();
+    for line in sums.lines().filter_map(|line| line.strip_prefix(case)?.strip_prefix('\t')) {
+        let [name, .., sum] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let found = run_ok("sha256sum", [mount.path(format!("{view}/{name}"))]);
+        assert_eq!(found.split_whitespace().next(), Some(sum), "{case} {name}");
+        names.push(name.to_owned());
+    }
+    names.sort();
+    let mut listed = mount.list(view);
+    listed.sort();
+    assert_eq!(listed, names, "{case}");
+    names.len()
+}
+
+#[test]
+fn optimizer_states_are_a_folder_beside_the_weights() {
+    require_fuse!();
+    let scene = Scene::new();
+    let mount = scene.mount(&written_by_ranks().join("verl-adamw"), &[]);
+    assert_eq!(assert_sums(&mount, "tensors", "verl-adamw"), 7);
+    assert_eq!(assert_sums(&mount, "optimizer/tensors", "verl-adamw-optimizer"), 21);
+    let names = mount.list("");
+    assert!(names.contains(&"optimizer".to_owned()) && names.contains(&"npy".to_owned()), "{names:?}");
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
+    assert_eq!(mount.list("files"), [0, 1].map(|rank| format!("extra_state_world_size_2_rank_{rank}.pt")));
+    assert!(mount.read("optimizer/index.json").starts_with(b"{"));
+    assert_eq!(mount.list("optimizer/npy").len(), 21);
+    assert_eq!(mount.log(), "");
+}
+
+#[test]
+fn optimizer_states_of_deepspeed_have_the_shapes_of_the_parameters() {
+    require_fuse!();
+    for (case, states, count) in [("zero2", "zero2-optimizer", 20), ("zero3", "zero3-optimizer", 18)] {
+        let scene = Scene::new();
+        let mount = scene.mount(&written_by_ranks().join(case), &[]);
+        assert_eq!(assert_sums(&mount, "tensors", case), 11);
+        assert_eq!(assert_sums(&mount, "optimizer/tensors", states), count);
+        assert_eq!(mount.log(), "");
+    }
+}
+
+#[test]
+fn optimizer_states_that_cannot_be_joined_are_an_error_file() {
+    require_fuse!();
+    let scene = Scene::new();
+    let dir = scene.mkdir("checkpoint");
+    for entry in std::fs::read_dir(written_by_ranks().join("verl-adamw")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), dir.join(entry.file_name())).unwrap();
+    }
+    std::fs::remove_file(dir.join("optim_world_size_2_rank_1.pt")).unwrap();
+    let mount = scene.mount(&dir, &[]);
+    assert_eq!(assert_sums(&mount, "tensors", "verl-adamw"), 7);
+    let error = String::from_utf8(mount.read("optimizer.error.txt")).unwrap();
+    assert!(error.contains("1 of the 2 ranks of the model is missing: \"optim_world_size_2_rank_1.pt\""), "{error}");
+    assert!(!mount.path("optimizer").exists());
+    assert!(mount.log().contains("optim_world_size_2_rank_1.pt"), "{}", mount.log());
+}
+
+#[test]
+fn optimizer_states_have_their_own_permissions_and_names() {
+    require_root!();
+    let scene = Scene::new();
+    let written = written_by_ranks().join("verl-adamw");
+    scene.ok(&format!("cp -r {} checkpoint && chmod 755 . && chmod -R u=rwX,go=rX checkpoint", written.display()));
+    scene.ok("chmod 600 checkpoint/optim_* && mkdir mnt && weightfs -o allow_other checkpoint mnt");
+    let user = "setpriv --reuid=65534 --regid=65534 --clear-groups --";
+    let weights = scene.sh(&format!("{user} sh -c 'cat mnt/tensors/*' | wc -c"));
+    let listed = scene.sh(&format!("{user} ls mnt/optimizer/tensors"));
+    let states = scene.sh(&format!("{user} sh -c 'cat mnt/optimizer/tensors/state.0.exp_avg'"));
+    scene.ok("weightfs umount mnt");
+    assert!(weights.err.is_empty() && weights.out.trim() != "0", "{weights:?}");
+    assert!(states.code != 0 && states.out.is_empty() && states.err.contains("Permission denied"), "{states:?}");
+    assert!(listed.code != 0 && listed.out.is_empty(), "{listed:?}");
+    scene.wait_for_end();
+    // The states of another training, which cannot be joined.
+    scene.ok("cp checkpoint/optim_world_size_2_rank_0.pt checkpoint/optim_world_size_1_rank_0.pt");
+    let mount = scene.mount(&scene.path("checkpoint"), &[]);
+    let names = mount.list("");
+    assert!(names.contains(&"optim_world_size_2".to_owned()) && !names.contains(&"optimizer".to_owned()), "{names:?}");
+    assert!(names.contains(&"optim_world_size_1.error.txt".to_owned()), "{names:?}");
+    assert_eq!(assert_sums(&mount, "optim_world_size_2/tensors", "verl-adamw-optimizer"), 21);
+}
+
 #[test]
 fn files_of_every_rank_are_mounted_as_whole_tensors() {
     require_fuse!();
-    let written = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/ranks");
-    let sums = std::fs::read_to_string(written.join("sums.tsv")).unwrap();
+    let written = written_by_ranks();
     for case in ["fsdp2-tp", "fsdp1-sharded", "verl", "zero2", "zero3"] {
         let scene = Scene::new();
         let mount = scene.mount(&written.join(case), &[]);
-        let expected = sums.lines().filter_map(|line| line.strip_prefix(case)?.strip_prefix('\t'));
-        let mut names = Vec::new();
-        for line in expected {
-            let [name, .., sum] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
-            let found = run_ok("sha256sum", [mount.path(format!("tensors/{name}"))]);
-            assert_eq!(found.split_whitespace().next(), Some(sum), "{case} {name}");
-            names.push(name.to_owned());
-        }
-        names.sort();
-        let mut listed = mount.list("tensors");
-        listed.sort();
-        assert!(names.len() > 10 && listed == names, "{case}: {listed:?}");
+        assert!(assert_sums(&mount, "tensors", case) > 10, "{case}");
     }
     // Beside other models, each set of ranks is a folder.
     let scene = Scene::new();
     let mount = scene.mount(&written, &[]);
     assert!(mount.list("verl/model_world_size_2/tensors").len() == 16);
     assert!(mount.list("zero3/global_step2/model/tensors").len() == 11);
+    assert!(mount.list("zero3/global_step2/optimizer/tensors").len() == 18);
     assert_eq!(mount.log(), "");
 }

@@ -39,10 +39,11 @@ fn commands_of_the_readme_and_the_tour_work() {
         serde_json::json!({"format_version": "1.0", "shards": [listed("a.safetensors"), listed("b.safetensors")]});
     std::fs::write(scene.path("train/dataset_manifest.json"), manifest.to_string()).unwrap();
     std::fs::write(scene.path("model.gguf"), crate::gguf::tokens()).unwrap();
+    scene.ok(&format!("cp -r {}/tests/checkpoints/dcp/fsdp checkpoint-500", env!("CARGO_MANIFEST_DIR")));
     let repository = scene.mkdir("repository").join("model.safetensors");
     assert!(Command::new(WEIGHTFS).arg("demo").arg(repository).stdout(Stdio::null()).status().unwrap().success());
-    let _mounts =
-        ["model", "mnt", "broken", "whole", "all", "data", "gg", "fp8", "hub"].map(|name| Detached(scene.path(name)));
+    let _mounts = ["model", "mnt", "broken", "whole", "all", "data", "gg", "fp8", "hub", "trained"]
+        .map(|name| Detached(scene.path(name)));
     let path = format!("{}:{}", Path::new(WEIGHTFS).parent().unwrap().display(), std::env::var("PATH").unwrap());
     // A stub of the Hugging Face Hub, whose repositories all have the files of that directory.
     #[cfg(feature = "remote")]

@@ -35,7 +35,7 @@ pub use lint::{lint_pytorch, pytorch_damage};
 pub use lower::parse_zip;
 pub use ranks::{
     HeldTensor, RankBox, RankFile, RankLimits, RankPart, RankTensor, TENSOR_BOXES_MAX, ZeroModelStates, ZeroPartition,
-    ZeroShape, parse_rank_file, parse_zero_model, parse_zero_partition,
+    ZeroShape, parse_rank_file, parse_rank_states, parse_zero_model, parse_zero_partition, parse_zero_states,
 };
 
 pub const NAME: &str = "pytorch";
@@ -84,10 +84,9 @@ pub fn is_other(name: &OsStr) -> bool {
         () if name.ends_with(b".bin") => !has(b"model") && !has(b"weights"),
         () => {
             let beside = [&b"optimizer.pt"[..], b"scheduler.pt", b"scaler.pt", b"rng_state.pth"];
-            let of_ranks = [&b"optim_world_size_"[..], b"extra_state_world_size_"];
             beside.contains(&name)
                 || name.starts_with(b"rng_state_") && name.ends_with(b".pth")
-                || of_ranks.iter().any(|before| name.starts_with(before)) && name.ends_with(b".pt")
+                || name.starts_with(b"extra_state_world_size_") && name.ends_with(b".pt")
         }
     }
 }

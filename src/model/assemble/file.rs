@@ -1,7 +1,7 @@
 //! A model of one file.
 
 use super::split;
-use crate::format::{ParseMode, format_stem};
+use crate::format::{Header, ParseMode, format_stem};
 use crate::model::error::Error;
 use crate::model::header;
 use crate::model::table::{Model, ModelFile, ModelForm};
@@ -34,9 +34,28 @@ impl Model {
 /// Opens a file that no other assembler knows.
 pub(super) fn open_file(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let mut model = Model::from_source(location, source::open_local(location)?, mode)?;
-    let remark = model.files.first().and_then(|shard| split::remark(&shard.header));
-    model.facts.remarks.extend(remark);
+    let header = model.files.first().map(|file| &file.header);
+    let (split, rank) = (header.and_then(split::remark), header.and_then(megatron_remark));
+    if rank.is_some() {
+        model.facts.description = "one rank of a Megatron checkpoint".to_owned();
+    }
+    model.facts.remarks.extend(split.into_iter().chain(rank));
     Ok(model)
+}
+
+/// Why a file of one of several processes of Megatron-LM is a model of its own.
+///
+/// Source: Megatron-LM, `megatron/training/checkpointing.py`.
+fn megatron_remark(header: &Header) -> Option<String> {
+    header.value("checkpoint_version")?;
+    let size = |kind: &str| header.value_text(&format!("args.{kind}_model_parallel_size")).parse::<u32>().ok();
+    let (tensor, pipeline, expert) = (size("tensor")?, size("pipeline")?, size("expert").unwrap_or(1));
+    (tensor > 1 || pipeline > 1 || expert > 1).then(|| {
+        format!(
+            "one rank of a Megatron checkpoint ({tensor} tensor, {pipeline} pipeline and {expert} expert parallel): no file \
+             says how its tensors were cut, so each rank is shown by itself"
+        )
+    })
 }
 
 /// A file name without the suffix of its format, or without any.

@@ -22,6 +22,7 @@ use super::table::Model;
 use crate::format::ParseMode;
 use crate::source::Location;
 pub(super) use set::KnownFiles;
+use set::OPTIMIZER;
 use std::ffi::{OsStr, OsString};
 
 struct Assembler {
@@ -38,6 +39,8 @@ struct Assembler {
     first_file: fn(&Location) -> Option<Location>,
     /// The directory of the newest model, if a directory has several that follow each other.
     latest_in: fn(&Location) -> Option<Location>,
+    /// The name of the folder that shows the model beside the weights, if it has none.
+    set: fn(&Location) -> Option<&'static str>,
     /// Whether there is a file at the location.
     is_file: bool,
     /// Whether the model may have several files that are named by the location.
@@ -50,12 +53,14 @@ pub(super) struct FilePattern {
     of: fn(&OsStr) -> Option<OsString>,
     /// Whether files of these names, which have the same pattern, are a model.
     are_model: fn(&[&OsStr]) -> bool,
+    /// The pattern that stands for the other tensors in these files, if they are a model of their own.
+    pub also: Option<&'static str>,
     /// Whether only their directory names the files, and for each file beside them whether it tells what they are.
     listed_with: Option<fn(&OsStr) -> bool>,
 }
 
 /// The files are known from the pattern.
-const COUNTED: FilePattern = FilePattern { of: |_| None, are_model: |_| true, listed_with: None };
+const COUNTED: FilePattern = FilePattern { of: |_| None, are_model: |_| true, also: None, listed_with: None };
 
 /// One file that is a model.
 const FILE: Assembler = Assembler {
@@ -66,6 +71,7 @@ const FILE: Assembler = Assembler {
     pattern: None,
     first_file: |_| None,
     latest_in: |_| None,
+    set: |_| None,
     is_file: true,
     is_set: false,
 };
@@ -135,6 +141,16 @@ const ASSEMBLERS: &[Assembler] = &[
         files: ranks::rank_files,
         stem: |location| ranks::stem_of(location.file_name()),
         pattern: Some(FilePattern { of: ranks::pattern_of, ..COUNTED }),
+        set: ranks::set_of,
+        is_file: false,
+        ..SET
+    },
+    Assembler {
+        claims: zero::is_of_states,
+        open: zero::open_all,
+        files: zero::zero_files,
+        stem: |_| None,
+        set: |location| (location.file_name() == zero::STATES).then_some(OPTIMIZER),
         is_file: false,
         ..SET
     },
@@ -146,6 +162,7 @@ const ASSEMBLERS: &[Assembler] = &[
         pattern: Some(FilePattern {
             of: zero::pattern_of,
             are_model: zero::are_model,
+            also: Some(zero::STATES),
             listed_with: Some(zero::is_of_other_kind),
         }),
         latest_in: zero::latest_in,
@@ -222,6 +239,12 @@ pub fn common_location(location: &Location) -> Option<Location> {
 /// Whether a model is the newest of those in the directory `top`.
 pub(super) fn is_latest(model: &Location, top: &Location) -> bool {
     (assembler(model).latest_in)(top).is_some_and(|latest| latest == model.parent())
+}
+
+/// The name of the folder that shows the model at a location beside the weights, such as `optimizer`, if it has no
+/// weights itself.
+pub(super) fn set_name(location: &Location) -> Option<&'static str> {
+    ASSEMBLERS.iter().find_map(|assembler| (assembler.set)(location))
 }
 
 /// The name of the model at a location: the file name without the suffix of its format and the number of a split, or

@@ -1,12 +1,14 @@
 //! A checkpoint that every process of FSDP has written for itself, as verl and SkyRL do: the files
 //! `model_world_size_4_rank_0.pt` and so on in one directory. Each has the part of every tensor that the process holds.
+//! The files `optim_world_size_4_rank_0.pt` have the states of the optimizer in the same way, and are a model of their
+//! own.
 //!
 //! Source: verl, `verl/utils/checkpoint/fsdp_checkpoint_manager.py`.
 //!
 //! The location of such a model is the pattern of these names, `model_world_size_4_rank_*.pt`. No file has that name.
 //! The name of one of the files leads to the whole model.
 
-use super::set::{KnownFiles, SEVERAL_FILES, SHARDS_MAX, SetMismatches};
+use super::set::{KnownFiles, OPTIMIZER, SEVERAL_FILES, SHARDS_MAX, SetMismatches};
 use super::split::missing_files;
 use crate::content;
 use crate::format::pytorch::{self, HeldTensor, RankBox, RankFile, RankLimits, RankPart};
@@ -25,7 +27,47 @@ use crate::units::plural;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 
-const BEFORE: &str = "model_world_size_";
+/// A kind of such files, which are a model together.
+#[derive(Debug, PartialEq, Eq)]
+enum RankSet {
+    Weights,
+    OptimizerStates,
+}
+
+const SETS: [RankSet; 2] = [RankSet::Weights, RankSet::OptimizerStates];
+
+impl RankSet {
+    /// The beginning of the names of the files.
+    fn before(&self) -> &'static str {
+        match self {
+            Self::Weights => "model_world_size_",
+            Self::OptimizerStates => "optim_world_size_",
+        }
+    }
+
+    fn description(&self) -> &'static str {
+        match self {
+            Self::Weights => "an FSDP checkpoint",
+            Self::OptimizerStates => "the optimizer states of an FSDP checkpoint",
+        }
+    }
+
+    fn parse(&self, input: &HeaderInput, limits: &RankLimits) -> Result<RankFile, format::Error> {
+        match self {
+            Self::Weights => pytorch::parse_rank_file(input, limits),
+            Self::OptimizerStates => pytorch::parse_rank_states(input, limits),
+        }
+    }
+
+    /// Why a tensor that every file has as a whole may be another one in each.
+    fn whole_fault(&self, world: usize, shape: &[u64]) -> Option<&'static str> {
+        let is_flat = *self == Self::OptimizerStates && world > 1 && shape.len() == 1;
+        is_flat.then_some(
+            "it is a vector without a description, as FSDP1 keeps a part of all parameters in each process, whose shapes \
+             only the program knows",
+        )
+    }
+}
 
 const RANK: &str = "_rank_";
 
@@ -37,6 +79,7 @@ const _: () = assert!(pytorch::TENSOR_BOXES_MAX == content::BOXES_MAX);
 /// The numbers in the name of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct WorldName {
+    set: &'static RankSet,
     /// Number of processes.
     world: usize,
     /// The number of the process, from 0 on; `None` in the pattern of all names.
@@ -45,20 +88,26 @@ struct WorldName {
 
 impl WorldName {
     fn parse(name: &OsStr) -> Option<Self> {
-        let (world, rank) = name.to_str()?.strip_prefix(BEFORE)?.strip_suffix(SUFFIX)?.split_once(RANK)?;
+        let name = name.to_str()?;
+        let (set, numbers) = SETS.iter().find_map(|set| Some((set, name.strip_prefix(set.before())?)))?;
+        let (world, rank) = numbers.strip_suffix(SUFFIX)?.split_once(RANK)?;
         let world = plain_number(world).filter(|world| *world > 0)?;
         match rank {
-            "*" => Some(Self { world, rank: None }),
-            _ => Some(Self { world, rank: Some(plain_number(rank).filter(|rank| *rank < world)?) }),
+            "*" => Some(Self { set, world, rank: None }),
+            _ => Some(Self { set, world, rank: Some(plain_number(rank).filter(|rank| *rank < world)?) }),
         }
     }
 
+    fn stem(self) -> String {
+        format!("{}{}", self.set.before(), self.world)
+    }
+
     fn pattern(self) -> OsString {
-        format!("{BEFORE}{}{RANK}*{SUFFIX}", self.world).into()
+        format!("{}{RANK}*{SUFFIX}", self.stem()).into()
     }
 
     fn file(self, rank: usize) -> String {
-        format!("{BEFORE}{}{RANK}{rank}{SUFFIX}", self.world)
+        format!("{}{RANK}{rank}{SUFFIX}", self.stem())
     }
 }
 
@@ -76,7 +125,13 @@ pub(in crate::model) fn pattern_of(name: &OsStr) -> Option<OsString> {
 /// The name of the model, from the pattern.
 pub(in crate::model) fn stem_of(pattern: &OsStr) -> Option<OsString> {
     let name = WorldName::parse(pattern).filter(|name| name.rank.is_none())?;
-    Some(format!("{BEFORE}{}", name.world).into())
+    Some(name.stem().into())
+}
+
+/// The name of the folder that shows the model beside the weights.
+pub(super) fn set_of(location: &Location) -> Option<&'static str> {
+    let name = WorldName::parse(location.file_name())?;
+    (*name.set == RankSet::OptimizerStates).then_some(OPTIMIZER)
 }
 
 /// Whether a location is the pattern of the names of such files, and no file.
@@ -192,7 +247,7 @@ pub(super) fn open_ranks(location: &Location, mode: ParseMode) -> Result<Model, 
         return Err(Error::of_set(location, "no file has such a name"));
     };
     let location = &dir.join(name.pattern());
-    let world = name.world;
+    let WorldName { set, world, .. } = name;
     if world > SHARDS_MAX {
         return Err(Error::of_set(location, format!("has {world} ranks; at most {SHARDS_MAX} are opened")));
     }
@@ -203,7 +258,7 @@ pub(super) fn open_ranks(location: &Location, mode: ParseMode) -> Result<Model, 
         return Err(Error::of_set(location, missing_files(&missing, world, "ranks")));
     }
     let limits = RankLimits::default();
-    let parse = |_, input: &HeaderInput| pytorch::parse_rank_file(input, &limits);
+    let parse = |_, input: &HeaderInput| set.parse(input, &limits);
     // The files say themselves where their parts belong, and processes that hold the same parts may share one.
     let ParsedFiles { files, parsed, unopened, mut mismatches, .. } = open_parsed(location, &names, parse, |_| false)?;
     if files.is_empty() {
@@ -218,7 +273,7 @@ pub(super) fn open_ranks(location: &Location, mode: ParseMode) -> Result<Model, 
     set_ends(&model, used);
     let mut assembly = TensorAssembly::new(model.sources());
     for (name, held) in by_name(&ranks) {
-        if let Err(reason) = join(&model, name, &held, &mut assembly) {
+        if let Err(reason) = join(&model, (set, world), name, &held, &mut assembly) {
             mismatches.push(name, || format!("tensor {}: {reason}", quote(name)));
         }
     }
@@ -231,7 +286,7 @@ pub(super) fn open_ranks(location: &Location, mode: ParseMode) -> Result<Model, 
     model.set_assembled(assembled, Vec::new());
     let first = model.files.first().map(|file| file.location.clone());
     let facts = &mut model.facts;
-    facts.description = format!("an FSDP checkpoint of {}{objects}", plural(world as u64, "rank"));
+    facts.description = format!("{} of {}{objects}", set.description(), plural(world as u64, "rank"));
     (facts.main_file, facts.metadata) = (first, Some(Vec::new()));
     (facts.unopened, facts.mismatches) = (unopened, mismatches);
     Ok(model)
@@ -256,7 +311,13 @@ fn by_name<'r>(ranks: &[&'r RankFile]) -> Vec<(&'r str, HeldParts<'r>)> {
 }
 
 /// Joins what the files have of a tensor. The error is the reason why they do not make one.
-fn join(model: &Model, name: &str, parts: &HeldParts, assembly: &mut TensorAssembly) -> Result<(), String> {
+fn join(
+    model: &Model,
+    (set, world): (&RankSet, usize),
+    name: &str,
+    parts: &HeldParts,
+    assembly: &mut TensorAssembly,
+) -> Result<(), String> {
     let of = |file: usize| quote(&model.files[file].name);
     let mut held = Vec::new();
     for (file, part) in parts {
@@ -269,6 +330,9 @@ fn join(model: &Model, name: &str, parts: &HeldParts, assembly: &mut TensorAssem
             let (dtype, other) = (dtype.quoted(), other.dtype.quoted());
             return Err(format!("it is {dtype} {a} in {}, and {other} {b} in {}", of(*first), of(*file)));
         }
+    }
+    if let Some(fault) = set.whole_fault(world, shape).filter(|_| !is_sharded) {
+        return Err(format!("in {}: {fault}", of(*first)));
     }
     // Every process has all of it.
     let used = if *is_sharded { &held[..] } else { &held[..1] };
@@ -300,7 +364,8 @@ mod tests {
             ("model_world_size_0_rank_0.pt", None),
             ("model_world_size_4_rank_*.pt", None),
             ("model_world_size_4_rank_+1.pt", None),
-            ("optim_world_size_4_rank_0.pt", None),
+            ("optim_world_size_4_rank_0.pt", Some("optim_world_size_4_rank_*.pt")),
+            ("extra_state_world_size_4_rank_0.pt", None),
             ("model_world_size_4_rank_0.pth", None),
         ];
         for (name, expected) in cases {
@@ -310,6 +375,8 @@ mod tests {
         }
         let stem = stem_of("model_world_size_8_rank_*.pt".as_ref());
         assert_eq!(stem.as_deref(), Some(OsStr::new("model_world_size_8")));
+        assert_eq!(set_of(&Location::from("d/optim_world_size_8_rank_*.pt".as_ref())), Some(OPTIMIZER));
+        assert_eq!(set_of(&Location::from("d/model_world_size_8_rank_*.pt".as_ref())), None);
     }
 
     #[test]

@@ -18,6 +18,9 @@ pub(in crate::model) const LIST_MAX: u64 = 300 << 20;
 
 pub(in crate::model) const SHARDS_MAX: usize = 10_000;
 
+/// The name of the folder that shows the states of an optimizer beside the weights.
+pub(super) const OPTIMIZER: &str = "optimizer";
+
 /// Why commands do not change a model of several files.
 pub(super) const SEVERAL_FILES: &str = "a model of several files; name one of them";
 

@@ -7,11 +7,12 @@
 //! their dtypes.
 //!
 //! The location of such a model is the pattern of these names, `*mp_rank_*_states.pt`. No file has that name. The name
-//! of one of the files leads to the whole model.
+//! of one of the files leads to the whole model. The states of the optimizer in the same files are a model of their
+//! own, with the location `*mp_rank_*_optim_states.pt`.
 
 use super::listed::{names_beside, note_names, noted_files};
 use super::ranks::{ParsedFiles, open_parsed, plain_number, quoting_error, set_ends};
-use super::set::{KnownFiles, SEVERAL_FILES, SHARDS_MAX, SetMismatches};
+use super::set::{KnownFiles, OPTIMIZER, SEVERAL_FILES, SHARDS_MAX, SetMismatches};
 use super::split::missing_files;
 use crate::format::pytorch::{self, RankLimits, RankPart, ZeroModelStates, ZeroPartition, ZeroShape};
 use crate::format::{HeaderInput, ParseMode};
@@ -22,11 +23,15 @@ use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind};
 use crate::source::{self, Location};
 use crate::text::{brackets, quote};
 use crate::units::plural;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 
 /// The pattern of the names of all files.
 const PATTERN: &str = "*mp_rank_*_states.pt";
+
+/// The pattern that stands for the states of the optimizer.
+pub(super) const STATES: &str = "*mp_rank_*_optim_states.pt";
 
 /// The file with the tag of the newest checkpoint, beside the directories of all checkpoints, and its maximum size.
 const LATEST: &str = "latest";
@@ -34,6 +39,9 @@ const LATEST_MAX: u64 = 1024;
 
 /// Maximum number of parts of vectors that all parameters consist of.
 const PARTS_MAX: usize = 4 << 20;
+
+/// Maximum number of bytes of the names of all tensors.
+const TEXT_MAX: usize = 1 << 30;
 
 /// The parts of the name of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +88,11 @@ pub(super) fn are_model(names: &[&OsStr]) -> bool {
 /// Whether a location is the pattern of the names of such files, and no file.
 pub fn is_pattern(location: &Location) -> bool {
     location.file_name() == PATTERN && !source::exists(location)
+}
+
+/// Whether a location is the pattern that stands for the states of the optimizer, and no file.
+pub(super) fn is_of_states(location: &Location) -> bool {
+    location.file_name() == STATES && !source::exists(location)
 }
 
 /// Whether a location is the pattern, or a file of a checkpoint. If its directory cannot be listed, the other files are
@@ -170,6 +183,8 @@ const FORM: ModelForm = ModelForm {
 enum ZeroFile {
     Model(ZeroModelStates),
     Partition(ZeroPartition),
+    /// The states of the optimizer, by their names.
+    States(Vec<(String, ZeroPartition)>),
 }
 
 impl ZeroFile {
@@ -177,7 +192,18 @@ impl ZeroFile {
     fn is_of_one_rank(&self) -> bool {
         match self {
             Self::Model(states) => !states.frozen.is_empty(),
-            Self::Partition(_) => true,
+            Self::Partition(_) | Self::States(_) => true,
+        }
+    }
+
+    /// The part of the vectors of a state of the optimizer, or else of the parameters.
+    fn partition(&self, state: Option<&str>) -> Option<&ZeroPartition> {
+        match (self, state) {
+            (Self::Partition(partition), None) => Some(partition),
+            (Self::States(states), Some(state)) => {
+                states.iter().find(|(name, _)| name == state).map(|(_, partition)| partition)
+            }
+            _ => None,
         }
     }
 }
@@ -194,10 +220,11 @@ pub(super) fn open_zero(location: &Location, mode: ParseMode) -> Result<Model, E
     })
 }
 
-/// Opens the files that the pattern at a location describes.
-fn open_all(location: &Location, mode: ParseMode) -> Result<Model, Error> {
+/// Opens the files that the pattern at a location describes, as weights or as states of the optimizer.
+pub(super) fn open_all(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let refuse = |fault: String| Error::of_set(location, fault);
-    let listing = ZeroListing::read(location)?;
+    let is_of_states = location.file_name() == STATES;
+    let listing = ZeroListing::read(&pattern_location(location))?;
     check_supported(&listing).map_err(refuse)?;
     let partitions = listing.partitions().map_err(refuse)?;
     let Some(last) = partitions.keys().max().copied() else { return Err(refuse("no file has such a name".to_owned())) };
@@ -209,6 +236,7 @@ fn open_all(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let parse = |at: usize, input: &HeaderInput| {
         let name: ZeroName = listing.files[at].0;
         Ok(match name.is_partition {
+            true if is_of_states => ZeroFile::States(pytorch::parse_zero_states(input, &limits)?),
             true => ZeroFile::Partition(pytorch::parse_zero_partition(input, &limits)?),
             false => ZeroFile::Model(pytorch::parse_zero_model(input, &limits, name.rank.unwrap_or(0) == 0)?),
         })
@@ -221,15 +249,33 @@ fn open_all(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let mut model = Model::new(location, &FORM, files);
     mismatches.check(location, mode)?;
     let opened = listing.files.iter().zip(&homes).filter_map(|((name, _), home)| Some((*name, (*home)?)));
-    let checkpoint = ZeroCheckpoint::new(&model, opened, &parsed);
-    let checkpoint = checkpoint.map_err(|fault| quoting_error(refuse(fault), &model, location))?;
+    let opened: Vec<(ZeroName, usize)> = opened.collect();
+    // One checkpoint for each state, of which all have the same layout.
+    let states = if is_of_states { names_of_states(&parsed) } else { vec![None] };
+    let mut checkpoints = Vec::new();
+    for state in states {
+        match (ZeroCheckpoint::new(&model, &opened, &parsed, state), state) {
+            (Ok(checkpoint), _) => checkpoints.push(checkpoint),
+            (Err(fault), Some(name)) => mismatches.push(name, || fault),
+            (Err(fault), None) => return Err(quoting_error(refuse(fault), &model, location)),
+        }
+    }
+    mismatches.check(location, mode).map_err(|error| quoting_error(error, &model, location))?;
+    let Some(checkpoint) = checkpoints.first() else { return Err(refuse("no file can be read".to_owned())) };
     let missing = checkpoint.missing(&partitions);
     if mode != ParseMode::Lenient && !missing.is_empty() {
         return Err(refuse(missing_files(&missing, checkpoint.world, "ranks")));
     }
-    checkpoint.set_ends(&model);
+    set_ends(&model, checkpoints.iter().flat_map(ZeroCheckpoint::parts));
     let mut assembly = TensorAssembly::new(model.sources());
-    let added = checkpoint.add_tensors(&mut assembly, &mut mismatches);
+    let mut tensors = ZeroTensors { assembly: &mut assembly, added: HashMap::new(), parts: 0, text: 0, state: None };
+    let added = checkpoints.iter().try_for_each(|checkpoint| {
+        let added = checkpoint.add_tensors(&mut tensors, &mut mismatches);
+        added.map_err(|fault| match checkpoint.state {
+            Some(state) => format!("state {}: {fault}", quote(state)),
+            None => fault,
+        })
+    });
     added.map_err(|fault| quoting_error(refuse(fault), &model, location))?;
     let assembled = assembly.finish().map_err(|_| refuse("the names of its tensors are too long".to_owned()))?;
     let mismatches = mismatches.settle(location, mode).map_err(|error| quoting_error(error, &model, location))?;
@@ -237,10 +283,23 @@ fn open_all(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     model.set_assembled(assembled, Vec::new());
     let first = model.files.first().map(|file| file.location.clone());
     let facts = &mut model.facts;
-    facts.description = format!("a DeepSpeed checkpoint of ZeRO stage {stage} and {}", plural(world, "rank"));
+    let of = if is_of_states { "the optimizer states of " } else { "" };
+    facts.description = format!("{of}a DeepSpeed checkpoint of ZeRO stage {stage} and {}", plural(world, "rank"));
     (facts.main_file, facts.metadata) = (first, Some(Vec::new()));
     (facts.unopened, facts.mismatches) = (unopened, mismatches);
     Ok(model)
+}
+
+/// The names of the states that any file has.
+fn names_of_states(parsed: &[ZeroFile]) -> Vec<Option<&str>> {
+    let mut names = Vec::new();
+    for file in parsed {
+        if let ZeroFile::States(states) = file {
+            let others = states.iter().map(|(name, _)| Some(&name[..])).filter(|name| !names.contains(name));
+            names.extend(others.collect::<Vec<_>>());
+        }
+    }
+    names
 }
 
 /// Fails if the checkpoint has files of kinds that are not read.
@@ -265,6 +324,8 @@ struct ZeroCheckpoint<'z> {
     /// By the numbers of the processes. In stages 1 and 2, there is one.
     models: HashMap<usize, (usize, &'z ZeroModelStates)>,
     partitions: HashMap<usize, (usize, &'z ZeroPartition)>,
+    /// The state of the optimizer that the vectors have, if they do not have the parameters.
+    state: Option<&'z str>,
     /// The name of each file, for messages.
     names: Vec<String>,
 }
@@ -272,16 +333,20 @@ struct ZeroCheckpoint<'z> {
 impl<'z> ZeroCheckpoint<'z> {
     fn new(
         model: &Model,
-        opened: impl Iterator<Item = (ZeroName, usize)>,
+        opened: &[(ZeroName, usize)],
         parsed: &'z [ZeroFile],
+        state: Option<&'z str>,
     ) -> Result<Self, String> {
         let names: Vec<String> = model.files.iter().map(|file| quote(&file.name)).collect();
         let (mut whole, mut models, mut partitions) = (None, HashMap::new(), HashMap::new());
-        for (name, file) in opened {
+        for (name, file) in opened.iter().copied() {
             match (&parsed[file], name.rank) {
                 (ZeroFile::Model(states), None) => whole = Some((file, states)),
                 (ZeroFile::Model(states), Some(rank)) => _ = models.insert(rank, (file, states)),
-                (ZeroFile::Partition(partition), rank) => {
+                (found, rank) => {
+                    let partition = found.partition(state).ok_or_else(|| {
+                        format!("{} has no vectors of the state {}", names[file], quote(state.unwrap_or_default()))
+                    })?;
                     partitions.insert(rank.unwrap_or_default(), (file, partition));
                 }
             }
@@ -310,7 +375,7 @@ impl<'z> ZeroCheckpoint<'z> {
             let name = if *stage == 3 { "zero_pp_rank_0_mp_rank_00" } else { "mp_rank_00" };
             return Err(format!("{name}_model_states.pt is missing or broken, which describes the model"));
         }
-        Ok(Self { stage: *stage, world, models, partitions, names })
+        Ok(Self { stage: *stage, world, models, partitions, state, names })
     }
 
     /// The names of the files of all processes that are missing. `listed` are those that are there.
@@ -321,7 +386,8 @@ impl<'z> ZeroCheckpoint<'z> {
         partitions.chain(models.map(|rank| format!("zero_pp_rank_{rank}_mp_rank_00_model_states.pt"))).collect()
     }
 
-    fn set_ends(&self, model: &Model) {
+    /// All parts of files that it may use, with the numbers of these.
+    fn parts(&self) -> impl Iterator<Item = (usize, &'z RankPart)> {
         let vectors =
             self.partitions.values().flat_map(|(file, one)| one.vectors.iter().map(move |part| (*file, part)));
         let others = self.models.values().flat_map(|(file, states)| {
@@ -329,43 +395,53 @@ impl<'z> ZeroCheckpoint<'z> {
             let frozen = states.frozen.iter().filter_map(|(_, part)| part.as_ref());
             buffers.chain(frozen).map(move |part| (*file, part))
         });
-        set_ends(model, vectors.chain(others));
+        vectors.chain(others)
     }
 
-    /// Adds all tensors, and returns them. Fails if the files do not fit each other.
-    fn add_tensors(
-        &self,
-        assembly: &mut TensorAssembly,
-        mismatches: &mut SetMismatches,
-    ) -> Result<AddedTensors, String> {
+    /// Adds all tensors. Fails if the files do not fit each other.
+    fn add_tensors(&self, tensors: &mut ZeroTensors<'_, 'z>, mismatches: &mut SetMismatches) -> Result<(), String> {
         let (file, states) = self.models[&0];
-        let mut tensors = ZeroTensors { assembly, added: HashMap::new(), parts: 0 };
-        for (name, part) in &states.buffers {
-            let data = tensors.assembly.stored(ModelFileId::new(file), &part.stored(name));
-            tensors.push(name, part, &part.shape, vec![data])?;
-        }
-        let frozen = self.frozen_parts();
-        for (ZeroShape { name, shape }, _) in &states.frozen {
-            if let Err(fault) = self.add_frozen(name, shape, &frozen, &mut tensors) {
-                mismatches.push(name, || format!("tensor {}: {fault}", quote(name)));
-            }
+        tensors.state = self.state;
+        if self.state.is_none() {
+            self.add_whole((file, states), tensors, mismatches)?;
         }
         let vectors = match self.stage {
             3 => self.joined_vectors(tensors.assembly).map(|vectors| vec![vectors]),
             _ => self.group_vectors(states.groups.len(), tensors.assembly),
         };
         match vectors {
-            Ok(vectors) => self.add_trained(states, &vectors, &mut tensors)?,
+            Ok(vectors) => self.add_trained(states, &vectors, tensors)?,
             Err(fault) => {
                 for ZeroShape { name, .. } in states.groups.iter().flatten() {
-                    mismatches.push(name, || format!("tensor {}: {fault}", quote(name)));
+                    let name = tensors.name(name)?;
+                    mismatches.push(&name, || format!("tensor {}: {fault}", quote(&name)));
                 }
             }
         }
-        for (alias, name) in &states.aliases {
+        for (alias, name) in states.aliases.iter().filter(|_| self.state.is_none()) {
             tensors.push_alias(alias, name)?;
         }
-        Ok(tensors.added)
+        Ok(())
+    }
+
+    /// Adds the buffers, and the parameters that are not trained.
+    fn add_whole(
+        &self,
+        (file, states): (usize, &ZeroModelStates),
+        tensors: &mut ZeroTensors,
+        mismatches: &mut SetMismatches,
+    ) -> Result<(), String> {
+        for (name, part) in &states.buffers {
+            let data = tensors.assembly.stored(ModelFileId::new(file), &part.stored(name));
+            tensors.push(name, part, &part.shape, vec![data])?;
+        }
+        let frozen = self.frozen_parts();
+        for (ZeroShape { name, shape }, _) in &states.frozen {
+            if let Err(fault) = self.add_frozen(name, shape, &frozen, tensors) {
+                mismatches.push(name, || format!("tensor {}: {fault}", quote(name)));
+            }
+        }
+        Ok(())
     }
 
     /// What each process has of the parameters that are not trained.
@@ -569,16 +645,33 @@ type FrozenParts<'z> = HashMap<usize, (usize, HashMap<&'z str, &'z RankPart>)>;
 type AddedTensors = HashMap<String, (RankPart, Vec<u64>, Vec<SourcePart>)>;
 
 /// The tensors that were added.
-struct ZeroTensors<'a> {
+struct ZeroTensors<'a, 'z> {
     assembly: &'a mut TensorAssembly,
     added: AddedTensors,
     /// Number of parts of all of them.
     parts: usize,
+    /// Number of bytes of the names of all states of the optimizer.
+    text: usize,
+    /// The state of the optimizer that the tensors have now, if they are not the parameters.
+    state: Option<&'z str>,
 }
 
-impl ZeroTensors<'_> {
+impl ZeroTensors<'_, '_> {
+    /// The name of a tensor that belongs to a parameter. That of a state is the one that PyTorch gives it in a
+    /// flattened state dict of an optimizer.
+    fn name<'n>(&mut self, parameter: &'n str) -> Result<Cow<'n, str>, String> {
+        let Some(state) = self.state else { return Ok(parameter.into()) };
+        let name = format!("state.{parameter}.{state}");
+        self.text = self.text.saturating_add(name.len());
+        match self.text > TEXT_MAX {
+            true => Err(format!("the names of its tensors have more than {} MiB", TEXT_MAX >> 20)),
+            false => Ok(name.into()),
+        }
+    }
+
     /// Adds a tensor of the dtype of a part.
-    fn push(&mut self, name: &str, like: &RankPart, shape: &[u64], data: Vec<SourcePart>) -> Result<(), String> {
+    fn push(&mut self, parameter: &str, like: &RankPart, shape: &[u64], data: Vec<SourcePart>) -> Result<(), String> {
+        let name = &*self.name(parameter)?;
         self.parts += data.len();
         if self.parts > PARTS_MAX {
             return Err(format!("its parameters have more than {PARTS_MAX} parts"));
@@ -616,7 +709,10 @@ fn elements(shape: &[u64]) -> Result<u64, String> {
 /// The name of the model, from the pattern: that of its directory.
 pub(super) fn stem_of(location: &Location) -> Option<OsString> {
     let name = location.parent().file_name().to_owned();
-    (location.file_name() == PATTERN).then(|| if name.is_empty() { "model".into() } else { name })
+    match location.file_name() {
+        pattern if pattern == STATES => Some(OPTIMIZER.into()),
+        pattern => (pattern == PATTERN).then(|| if name.is_empty() { "model".into() } else { name }),
+    }
 }
 
 #[cfg(test)]
@@ -706,11 +802,14 @@ mod tests {
             world: 2,
             models: models.iter().enumerate().map(|(at, states)| (at, (at, states))).collect(),
             partitions: partitions.iter().enumerate().map(|(at, partition)| (at, (at, partition))).collect(),
+            state: None,
             names: vec!["\"a\"".to_owned(), "\"b\"".to_owned()],
         };
         let (mut assembly, mut mismatches) = (TensorAssembly::new(&sources), SetMismatches::default());
-        let added = checkpoint.add_tensors(&mut assembly, &mut mismatches)?;
-        Ok((added.into_iter().map(|(name, (_, _, data))| (name, data)).collect(), mismatches))
+        let mut tensors =
+            ZeroTensors { assembly: &mut assembly, added: HashMap::new(), parts: 0, text: 0, state: None };
+        checkpoint.add_tensors(&mut tensors, &mut mismatches)?;
+        Ok((tensors.added.into_iter().map(|(name, (_, _, data))| (name, data)).collect(), mismatches))
     }
 
     fn model(groups: Vec<Vec<ZeroShape>>) -> ZeroModelStates {

@@ -2,6 +2,7 @@
 
 use super::{Catalog, CatalogFolder, FolderItem, FoundModel, NamedItem};
 use crate::format::ParseMode;
+use crate::model::assemble;
 use crate::model::ids::{FolderId, ModelId};
 use crate::source::{Directories, Location, SourceStat};
 use std::collections::HashSet;
@@ -33,6 +34,10 @@ impl CatalogBuilder {
             reads,
             bytes: 0,
         };
+        Self::of(catalog)
+    }
+
+    pub fn of(catalog: Catalog) -> Self {
         Self { catalog, claimed: HashSet::new(), read: 0 }
     }
 
@@ -51,7 +56,8 @@ impl CatalogBuilder {
     }
 
     pub fn model(&mut self, location: Location, device: u64, folder: FolderId) -> FolderItem {
-        self.catalog.models.push(FoundModel { location, device, folder });
+        let set = assemble::set_name(&location);
+        self.catalog.models.push(FoundModel { location, device, folder, set });
         FolderItem::Model(ModelId::new(self.catalog.models.len() - 1))
     }
 

@@ -110,8 +110,9 @@ impl CatalogBuilder {
                 self.claimed.extend(shards);
                 let beside = listing.entries.iter().map(|entry| &entry.name[..]);
                 pattern.note_files(&dir.join(&name), &names, beside);
-                numbered
-                    .push(NumberedShards { pattern: name, device: entries.first().map_or(0, |entry| entry.device) });
+                let device = entries.first().map_or(0, |entry| entry.device);
+                numbered.extend(pattern.also.map(|also| NumberedShards { pattern: also.into(), device }));
+                numbered.push(NumberedShards { pattern: name, device });
             }
         }
         numbered

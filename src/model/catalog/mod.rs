@@ -5,13 +5,14 @@ mod claims;
 mod folders;
 mod names;
 mod scan;
+mod sets;
 mod store;
 
 use super::ids::{FolderId, ModelId};
 use super::others::OtherFiles;
 use crate::format::ParseMode;
 use crate::source::{Directories, Location, SourceStat};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
@@ -60,7 +61,6 @@ pub struct CatalogFolder {
 }
 
 impl CatalogFolder {
-    /// The item with that name, and whether the name is that of its error file.
     pub fn models(&self) -> impl Iterator<Item = ModelId> {
         self.entries.iter().filter_map(|entry| match entry.item {
             FolderItem::Model(model) => Some(model),
@@ -68,6 +68,7 @@ impl CatalogFolder {
         })
     }
 
+    /// The item with that name, and whether the name is that of its error file.
     pub fn find(&self, name: &OsStr) -> Option<(FolderItem, bool)> {
         if let Ok(at) = self.entries.binary_search_by(|entry| entry.name[..].cmp(name)) {
             return Some((self.entries[at].item, false));
@@ -104,6 +105,8 @@ struct FoundModel {
     /// The number of its device or file system.
     device: u64,
     folder: FolderId,
+    /// The name of the folder that shows it beside the weights, if it has none.
+    set: Option<&'static str>,
 }
 
 impl Catalog {
@@ -120,8 +123,18 @@ impl Catalog {
         (0..self.models.len()).map(ModelId::new)
     }
 
+    /// The models that commands take: those with weights. If none has any, all.
+    pub fn weights(&self) -> Vec<ModelId> {
+        let has_weights = |model: &ModelId| self.models[model.index()].set.is_none();
+        match self.models().any(|model| has_weights(&model)) {
+            true => self.models().filter(has_weights).collect(),
+            false => self.models().collect(),
+        }
+    }
+
+    /// The only model of [`Catalog::weights`].
     pub fn only(&self) -> Option<ModelId> {
-        (self.models.len() == 1).then(|| ModelId::new(0))
+        self.weights().try_into().ok().map(|[only]: [ModelId; 1]| only)
     }
 
     pub fn model(&self, model: ModelId) -> &Location {
@@ -141,16 +154,18 @@ impl Catalog {
         self.folder(self.home(model)).map_or(&self.top, |folder| &folder.location)
     }
 
-    /// The path of each model in a mount, sorted, and its number.
+    /// The path of each of [`Catalog::weights`] in a mount, sorted, and its number.
     pub fn paths(&self) -> BTreeMap<PathBuf, ModelId> {
-        let mut paths = BTreeMap::new();
+        let (mut paths, weights): (_, HashSet<ModelId>) = (BTreeMap::new(), self.weights().into_iter().collect());
         let mut ahead = vec![(PathBuf::new(), FolderId::new(0))];
         while let Some((path, folder)) = ahead.pop() {
             for entry in self.folder(folder).iter().flat_map(|folder| &folder.entries) {
                 match entry.item {
                     FolderItem::Folder(inner) => ahead.push((path.join(&entry.name), inner)),
-                    FolderItem::Model(model) => drop(paths.insert(path.join(&entry.name), model)),
-                    FolderItem::Link(_) | FolderItem::Export | FolderItem::Unreadable(_) => {}
+                    FolderItem::Model(model) if weights.contains(&model) => {
+                        paths.insert(path.join(&entry.name), model);
+                    }
+                    FolderItem::Model(_) | FolderItem::Link(_) | FolderItem::Export | FolderItem::Unreadable(_) => {}
                 }
             }
         }

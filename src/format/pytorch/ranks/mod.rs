@@ -24,11 +24,12 @@ use crate::format::tensors::{HeaderTensor, TensorInfo, TensorLayout, c_strides};
 use crate::format::zip::ZipDirectory;
 use crate::text::{brackets, quote};
 use smallvec::SmallVec;
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-pub use zero::{ZeroModelStates, ZeroPartition, ZeroShape, parse_zero_model, parse_zero_partition};
+pub use zero::{ZeroModelStates, ZeroPartition, ZeroShape, parse_zero_model, parse_zero_partition, parse_zero_states};
 
 /// Maximum number of boxes of all tensors of all files. One with many dimensions counts as several.
 const BOXES_MAX: usize = 1 << 20;
@@ -51,6 +52,9 @@ const FIELDS_MAX: usize = 64;
 
 /// Depth up to which functions are looked through for the tensor that they wrap.
 const WRAPPERS_MAX: usize = 8;
+
+/// The entry of the file of an optimizer that has the tensors.
+const STATE: &str = "state";
 
 /// What the names of flattened parameters contain.
 const FLAT: &str = "_flat_param";
@@ -169,31 +173,82 @@ impl RankPart {
 pub fn parse_rank_file(input: &HeaderInput, limits: &RankLimits) -> Result<RankFile, Error> {
     read_archive(input, limits, |reader, root| {
         let items = reader.mapping(root, "the file")?;
-        let (mut names, mut file) = (HashSet::new(), RankFile { tensors: Vec::new(), objects: 0 });
+        let mut found = FoundTensors::default();
         for (key, value) in items.items() {
-            let Some(found) = reader.find_tensor(value) else {
-                reader.check_object(key, value)?;
-                file.objects += 1;
-                continue;
+            let name = |reader: &RankReader| {
+                let name = reader.tree.text(key).ok_or_else(|| format!("{} is no text", reader.key(key)))?;
+                reader.name(name)
             };
-            let name = reader.tree.text(key).ok_or_else(|| format!("{} is no text", reader.key(key)))?;
-            if !names.insert(name) {
-                return Err(format!("two tensors are called {}", quote(name)));
-            }
-            let held = match name.contains(FLAT) {
-                true => {
-                    Err("it has flattened parameters, whose shapes only the program knows (LOCAL_STATE_DICT)".into())
-                }
-                false => reader.held(&found),
-            };
-            reader.take_boxes(1, held.as_ref().map_or(0, |held: &HeldTensor| held.shape.len()))?;
-            file.tensors.push(RankTensor { name: reader.name(name)?, held });
+            found.add(reader, name, key, value)?;
         }
-        if file.tensors.is_empty() {
+        found.finish()
+    })
+}
+
+/// Reads what one process of FSDP has saved of the state of an optimizer. The entry `state` of the file is a dict that
+/// has a dict of tensors for every parameter. The names of the tensors are the keys on their path, joined by dots.
+///
+/// Fails with [`Error::Missing`] until the directory, the pickle and some local headers are in `input`.
+pub fn parse_rank_states(input: &HeaderInput, limits: &RankLimits) -> Result<RankFile, Error> {
+    read_archive(input, limits, |reader, root| {
+        let state = reader.entry(root, STATE)?.ok_or("it has no state, as a file of an optimizer does")?;
+        let mut found = FoundTensors::default();
+        for (parameter, values) in reader.mapping(state, "its state")?.items() {
+            let parameter = reader.key_text(parameter)?;
+            for (key, value) in reader.mapping(values, "the state of a parameter")?.items() {
+                let name = |reader: &RankReader| {
+                    let key = reader.key_text(key)?;
+                    reader.name(&format!("{STATE}.{parameter}.{key}"))
+                };
+                found.add(reader, name, key, value)?;
+            }
+        }
+        found.finish()
+    })
+}
+
+/// The tensors that were found in a file.
+#[derive(Default)]
+struct FoundTensors {
+    tensors: Vec<RankTensor>,
+    objects: usize,
+}
+
+impl FoundTensors {
+    /// Adds the value of a key of a dict. `name` gives its name, if it is a tensor.
+    fn add(
+        &mut self,
+        reader: &RankReader,
+        name: impl FnOnce(&RankReader) -> Result<String, String>,
+        key: PickleValue,
+        value: PickleValue,
+    ) -> Result<(), String> {
+        let Some(found) = reader.find_tensor(value) else {
+            reader.check_object(key, value)?;
+            self.objects += 1;
+            return Ok(());
+        };
+        let name = name(reader)?;
+        let held = match name.contains(FLAT) {
+            true => Err("it has flattened parameters, whose shapes only the program knows (LOCAL_STATE_DICT)".into()),
+            false => reader.held(&found),
+        };
+        reader.take_boxes(1, held.as_ref().map_or(0, |held: &HeldTensor| held.shape.len()))?;
+        self.tensors.push(RankTensor { name, held });
+        Ok(())
+    }
+
+    fn finish(self) -> Result<RankFile, String> {
+        let Self { tensors, objects } = self;
+        if tensors.is_empty() {
             return Err("none of the values of its dict is a tensor".to_owned());
         }
-        Ok(file)
-    })
+        let mut names = HashSet::new();
+        match tensors.iter().find(|tensor| !names.insert(&tensor.name)) {
+            Some(tensor) => Err(format!("two tensors are called {}", quote(&tensor.name))),
+            None => Ok(RankFile { tensors, objects }),
+        }
+    }
 }
 
 /// Reads the pickle of an archive. The error of `read` says what is wrong with the file.
@@ -243,6 +298,15 @@ impl<'t> RankReader<'t> {
         match has_tensor {
             true => Err(format!("{} has a dict of tensors; only tensors beside it are read", self.key(key))),
             false => Ok(()),
+        }
+    }
+
+    /// A key of a dict that is a text or a number.
+    fn key_text(&self, key: PickleValue) -> Result<Cow<'t, str>, String> {
+        match (self.tree.text(key), key) {
+            (Some(text), _) => Ok(text.into()),
+            (None, PickleValue::Int(number)) => Ok(number.to_string().into()),
+            (None, _) => Err(format!("{} is no text and no number", self.key(key))),
         }
     }
 

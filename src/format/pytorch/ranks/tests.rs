@@ -161,7 +161,7 @@ fn number_of_boxes_is_bounded() {
         let [boxes, text, work] = [boxes, text, work].map(AtomicUsize::new);
         RankLimits { boxes, text, work }
     };
-    let few = limits(2, 5, 100);
+    let few = limits(1, 5, 100);
     assert_eq!(read_within(&few, "name", &[1]), Ok(()));
     assert!(read_within(&few, "name", &[1]).unwrap_err().contains("MiB of names"));
     assert!(read_within(&few, "n", &[1]).unwrap_err().contains("parts of tensors"));

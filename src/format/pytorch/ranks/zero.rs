@@ -7,10 +7,13 @@ use super::{BOXES_MAX, BoxDims, RankLimits, RankPart, RankReader, quote, read_ar
 use crate::format::error::Error;
 use crate::format::input::HeaderInput;
 use crate::format::pickle::PickleValue;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Maximum number of groups of parameters, and of vectors of a process.
 const GROUPS_MAX: usize = 1 << 16;
+
+/// Maximum number of states of each parameter. Optimizers have at most four.
+const STATES_MAX: usize = 16;
 
 /// The name and the shape of a parameter.
 #[derive(Debug)]
@@ -33,7 +36,7 @@ pub struct ZeroModelStates {
 }
 
 /// The file `…optim_states.pt` of one process.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ZeroPartition {
     pub stage: u64,
     /// Number of processes.
@@ -83,14 +86,8 @@ pub fn parse_zero_model(input: &HeaderInput, limits: &RankLimits, is_first: bool
 /// Fails with [`Error::Missing`] until the directory, the pickle and some local headers are in `input`.
 pub fn parse_zero_partition(input: &HeaderInput, limits: &RankLimits) -> Result<ZeroPartition, Error> {
     read_archive(input, limits, |reader, root| {
-        let state = reader.entry(root, "optimizer_state_dict")?.ok_or("it has no optimizer_state_dict")?;
-        let stage = reader.stage(reader.entry(state, "zero_stage")?.ok_or("it has no zero_stage")?)?;
-        let key = match stage {
-            1 | 2 => "single_partition_of_fp32_groups",
-            3 => "fp32_flat_groups",
-            _ => return Err(format!("ZeRO stage {stage} is not known")),
-        };
-        let count = reader.count(reader.entry(state, "partition_count")?.ok_or("it has no partition_count")?)?;
+        let (state, mut partition) = reader.partition(root)?;
+        let key = if partition.stage == 3 { "fp32_flat_groups" } else { "single_partition_of_fp32_groups" };
         let vectors = reader.entry(state, key)?.ok_or_else(|| format!("it has no {key}"))?;
         let vectors = reader.list(vectors, key)?;
         check_groups(vectors.len())?;
@@ -101,12 +98,45 @@ pub fn parse_zero_partition(input: &HeaderInput, limits: &RankLimits) -> Result<
                 rank => Err(format!("an array of {key} has {rank} dimensions instead of one")),
             }
         });
-        let vectors = vectors.collect::<Result<Vec<_>, String>>()?;
-        let paddings = match reader.entry(state, "param_alignment_paddings")? {
-            Some(paddings) if stage != 3 && paddings != PickleValue::None => reader.paddings(paddings)?,
-            _ => Vec::new(),
-        };
-        Ok(ZeroPartition { stage, count, vectors, paddings })
+        partition.vectors = vectors.collect::<Result<Vec<_>, String>>()?;
+        Ok(partition)
+    })
+}
+
+/// Reads the states of the optimizer in a file `…optim_states.pt`: their names, such as `exp_avg`, and for each the
+/// vectors that have the layout of those of the parameters. Values that are no vectors are left out.
+///
+/// Fails with [`Error::Missing`] until the directory, the pickle and some local headers are in `input`.
+pub fn parse_zero_states(input: &HeaderInput, limits: &RankLimits) -> Result<Vec<(String, ZeroPartition)>, Error> {
+    read_archive(input, limits, |reader, root| {
+        let (state, partition) = reader.partition(root)?;
+        let key = if partition.stage == 3 { "optimizer_state_dict" } else { "base_optimizer_state" };
+        let base = reader.entry(state, key)?.ok_or_else(|| format!("it has no {key}"))?;
+        let mut states: Vec<(String, ZeroPartition)> = Vec::new();
+        for group in reader.state_groups(base)? {
+            for (key, value) in reader.mapping(group, "the state of a group")?.items() {
+                let (Some(key), Some(_)) = (reader.tree.text(key), reader.find_tensor(value)) else { continue };
+                let vector = reader.plain(value, key)?;
+                if vector.shape.len() != 1 {
+                    continue;
+                }
+                reader.take_boxes(1, 1)?;
+                let part = reader.part(&vector)?;
+                match states.iter().position(|(known, _)| known == key) {
+                    Some(at) => states[at].1.vectors.push(part),
+                    None if states.len() == STATES_MAX => {
+                        return Err(format!("more than {STATES_MAX} states of parameters"));
+                    }
+                    None => {
+                        states.push((reader.name(key)?, ZeroPartition { vectors: vec![part], ..partition.clone() }));
+                    }
+                }
+            }
+        }
+        match states.is_empty() {
+            true => Err("it has no vectors of states of the optimizer".to_owned()),
+            false => Ok(states),
+        }
     })
 }
 
@@ -118,8 +148,43 @@ fn check_groups(count: usize) -> Result<(), String> {
 }
 
 impl<'t> RankReader<'t> {
+    /// The state of a process, and what it says about the vectors, which are left out.
+    fn partition(&self, root: PickleValue) -> Result<(PickleValue, ZeroPartition), String> {
+        let state = self.entry(root, "optimizer_state_dict")?.ok_or("it has no optimizer_state_dict")?;
+        let stage = self.stage(self.entry(state, "zero_stage")?.ok_or("it has no zero_stage")?)?;
+        if !(1..=3).contains(&stage) {
+            return Err(format!("ZeRO stage {stage} is not known"));
+        }
+        let count = self.count(self.entry(state, "partition_count")?.ok_or("it has no partition_count")?)?;
+        let paddings = match self.entry(state, "param_alignment_paddings")? {
+            Some(paddings) if stage != 3 && paddings != PickleValue::None => self.paddings(paddings)?,
+            _ => Vec::new(),
+        };
+        Ok((state, ZeroPartition { stage, count, vectors: Vec::new(), paddings }))
+    }
+
+    /// The dict of states of each group, in their order: a list, or the state dict of an optimizer, in which every
+    /// group is one parameter.
+    fn state_groups(&self, base: PickleValue) -> Result<Vec<PickleValue>, String> {
+        if let PickleValue::List(_) = base {
+            let groups = self.tree.elements(base);
+            check_groups(groups.len())?;
+            return Ok(groups.to_vec());
+        }
+        let state = self.entry(base, "state")?.ok_or("the optimizer has no state")?;
+        let mut groups = BTreeMap::new();
+        for (key, group) in self.mapping(state, "the state of the optimizer")?.items() {
+            groups.insert(self.number(key, "a key of the state of the optimizer")?, group);
+            check_groups(groups.len())?;
+        }
+        match groups.keys().zip(0..).find(|(number, at)| **number != *at) {
+            Some((_, at)) => Err(format!("the state of the optimizer has no group {at}")),
+            None => Ok(groups.into_values().collect()),
+        }
+    }
+
     /// The value of a key of a dict.
-    fn entry(&self, dict: PickleValue, key: &str) -> Result<Option<PickleValue>, String> {
+    pub fn entry(&self, dict: PickleValue, key: &str) -> Result<Option<PickleValue>, String> {
         let items = self.mapping(dict, "what should have the entries of a checkpoint")?;
         // The last one counts, as in Python.
         Ok(items.items().filter(|(found, _)| self.tree.is_text(*found, key)).map(|(_, value)| value).last())
