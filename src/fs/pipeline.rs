@@ -8,7 +8,7 @@ use crate::content::{self, Content, ReadRequest, ResultId};
 use crate::model::{self, FolderId, ModelId, OtherFile, TreeEntry};
 use crate::source;
 use crate::text::quote;
-use crate::view::{ExportFile, ExportTree, pipeline_index, pipeline_parts, pipeline_tree, wait_for_tables};
+use crate::view::{CONFIG_MAX, ExportFile, ExportTree, pipeline_index, pipeline_parts, pipeline_tree, wait_for_tables};
 use std::ffi::OsStr;
 
 /// The number of the directory `export/` itself.
@@ -68,13 +68,13 @@ impl CatalogFolders {
         let models: Vec<ModelId> = parts.iter().map(|part| part.weights).collect();
         models.iter().for_each(|model| source::announce(self.catalog.model(*model), None));
         self.open_parts(&models, request)?;
-        let mut opened = Vec::new();
+        let (mut opened, mut left) = (Vec::new(), CONFIG_MAX);
         for part in parts {
             if let HeaderVerdict::Broken(reason, _) = self.check(part.weights, request)? {
                 return Err(format!("part {}: {reason}", quote(&part.name)).into());
             }
             let model = self.volume(part.weights, request)?.model();
-            opened.push(part.folder_weights(&self.catalog, model, request)?);
+            opened.push(part.folder_weights(&self.catalog, model, &mut left, request)?);
         }
         // The models have the numbers from 1 on.
         wait_for_tables(opened.iter().map(|weights| weights.model.listed().len()).sum(), 0, request)?;

@@ -23,8 +23,8 @@ use std::sync::Arc;
 const FOLDERS: [(&str, Option<FloatDtype>); 3] =
     [("hf", None), ("hf-bf16", Some(FloatDtype::Bf16)), ("hf-f32", Some(FloatDtype::F32))];
 
-/// Maximum size of a configuration that is written again, in bytes.
-const CONFIG_MAX: u64 = 1 << 20;
+/// Maximum size of a configuration that is written again, and of those of all parts of a pipeline, in bytes.
+pub const CONFIG_MAX: u64 = 1 << 20;
 
 /// The keys of a configuration that describe the quantization: of transformers, of compressed-tensors, and of MLX.
 const QUANTIZATION_KEYS: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
@@ -83,21 +83,34 @@ pub struct ModelConfig {
     number: usize,
     /// Its text, or why there is none.
     text: Result<Vec<u8>, String>,
+    /// The name of another file beside it that describes a quantization.
+    other: Option<&'static str>,
 }
 
 impl ModelConfig {
-    /// Reads the configuration with a number. Fails only if it can be read later.
-    pub fn read(others: &OtherFiles, number: usize, request: &ReadRequest) -> Result<Self, Error> {
+    /// Reads the configuration of `model` with a number in a folder of the other files, unless it was read before, and
+    /// subtracts its size from `left`. Fails only if it can be read later.
+    pub fn read(
+        model: &Model,
+        others: &OtherFiles,
+        (folder, number): (usize, usize),
+        left: &mut u64,
+        request: &ReadRequest,
+    ) -> Result<Self, Error> {
         let content = others.file(number).map_or_else(|| Content::new([]), OtherFile::content);
-        let text = match content.len() {
-            ..=CONFIG_MAX => match content.plan(0..content.len()).read_owned(request) {
+        let text = match (content.len(), &model.facts.config) {
+            (len, _) if len > *left => Err(format!("{CONFIG} has {len} bytes; at most {left} are written again")),
+            (_, Some(text)) => Ok(text.clone()),
+            (len, None) => match content.plan(0..len).read_owned(request) {
                 Err(Error::Source(error)) if error.is_transient() => return Err(Error::Source(error)),
                 Err(error @ (Error::WouldBlock(_) | Error::Interrupted | Error::NoMemory)) => return Err(error),
                 text => text.map_err(|error| error.to_string()),
             },
-            len => Err(format!("{CONFIG} has {len} bytes; at most {CONFIG_MAX} are written again")),
         };
-        Ok(Self { number, text })
+        *left -= text.as_ref().map_or(0, |text| text.len() as u64).min(*left);
+        let is_there = |name: &&str| others.folder(folder).is_some_and(|folder| folder.find(name).is_some());
+        let other = model::configs().filter(|name| *name != CONFIG).find(is_there);
+        Ok(Self { number, text, other })
     }
 }
 
@@ -114,8 +127,8 @@ pub fn config_in(others: &OtherFiles, folder: usize) -> Option<usize> {
 pub fn model_weights(model: &Arc<Model>, request: &ReadRequest) -> Result<Option<FolderWeights>, Error> {
     let others = &model.facts.others;
     let Some(number) = config_in(others, 0).filter(|_| has_readable_weights(model)) else { return Ok(None) };
-    let (model, stem, config) = (model.clone(), stem_of(model), ModelConfig::read(others, number, request)?);
-    Ok(Some(FolderWeights { model, stem, folder: 0, config, part: None }))
+    let config = ModelConfig::read(model, others, (0, number), &mut CONFIG_MAX.clone(), request)?;
+    Ok(Some(FolderWeights { model: model.clone(), stem: stem_of(model), folder: 0, config, part: None }))
 }
 
 /// Adds to `export/` the folders of `others` and these weights, which come from the directory called `dir`. With
@@ -198,8 +211,9 @@ impl FolderWeights {
         if is_rotated(&config) {
             return Err(format!("{CONFIG} describes a rotation of the activations (transform_config)"));
         }
-        if self.model.quantized.weights().is_empty() && describes_quantization(&config) {
-            return Err(format!("{CONFIG} describes a quantization, but no quantized weights were found"));
+        let described_by = if describes_quantization(&config) { Some(CONFIG) } else { self.config.other };
+        if let Some(name) = described_by.filter(|_| self.model.quantized.weights().is_empty()) {
+            return Err(format!("{name} describes a quantization, but no quantized weights were found"));
         }
         convert_fields(&mut config, to);
         // diffusers has no such key, and warns of it.

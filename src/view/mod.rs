@@ -25,6 +25,7 @@ mod views;
 
 pub use export::{ExportFile, ExportTree, ModelExport};
 pub use gguf::{file as gguf_file, push_data as push_runs};
+pub use hf::CONFIG_MAX;
 pub use id::{ShownViews, View};
 pub use index::write_tensor;
 pub use overflow::{OverflowingTensor, find_overflows, overflow_bytes};

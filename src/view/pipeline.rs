@@ -47,11 +47,13 @@ pub struct PipelinePart {
 }
 
 impl PipelinePart {
-    /// The weights of the part, which are those of this model. Fails only if its configuration can be read later.
+    /// The weights of the part, which are those of this model. At most `left` bytes of its configuration are kept, and
+    /// their number is subtracted. Fails only if it can be read later.
     pub fn folder_weights(
         &self,
         catalog: &Catalog,
         model: &Arc<Model>,
+        left: &mut u64,
         request: &ReadRequest,
     ) -> Result<FolderWeights, Error> {
         let stem = match &self.library[..] {
@@ -59,7 +61,7 @@ impl PipelinePart {
             TRANSFORMERS => "model",
             _ => hf::stem_of(model),
         };
-        let config = ModelConfig::read(catalog.others(), self.config, request)?;
+        let config = ModelConfig::read(model, catalog.others(), (self.folder, self.config), left, request)?;
         let (folder, part) = (self.folder, Some((self.name.clone(), self.weights)));
         Ok(FolderWeights { model: model.clone(), stem, folder, config, part })
     }

@@ -493,6 +493,14 @@ fn weights_that_cannot_be_converted_have_no_other_folder() {
         let said: Vec<&str> = log.lines().filter(|line| line.contains("export/hf")).collect();
         assert!(said.len() == usize::from(!expected.is_empty()) && log.contains(expected), "{dir}: {log}");
     }
+    // Old programs and ModelOpt describe a quantization in a file of their own.
+    let dir = zeros(&scene, "beside", &[float], "{}");
+    fs::write(dir.join("hf_quant_config.json"), r#"{"quantization": {"quant_algo": "NEW"}}"#).unwrap();
+    let mount = scene.mount(&dir, &[]);
+    assert_eq!(mount.list("export/hf").len(), 3);
+    assert!(!mount.path("export/hf-bf16").exists());
+    let (log, expected) = (mount.log(), "hf-bf16/: skipped: hf_quant_config.json describes a quantization");
+    assert!(log.contains(expected) && log.lines().count() == 1, "{log}");
     // A configuration of diffusers has a dtype only if it had one before.
     for (dir, text, expected) in [
         ("class", json!({"_class_name": "A"}), json!({"_class_name": "A"})),
@@ -869,6 +877,12 @@ fn pipeline_has_folders_of_converted_weights() {
             None => assert_eq!(log, ""),
         }
     }
+    // The configurations of all parts together are too large to be written again.
+    scene.ok("for part in unet vae; do head -c 600000 /dev/zero | tr '\\0' ' ' >>pipe/$part/config.json; done");
+    let mount = scene.mount(&dir, &[]);
+    assert_eq!(mount.list("export"), ["hf"]);
+    let (log, expected) = (mount.log(), "export/hf-bf16/: skipped: part \"vae\": config.json has 6000");
+    assert!(log.contains(expected) && log.lines().count() == 1, "{log}");
 }
 
 /// PyTorch files are given as safetensors, and of a part in both forms, safetensors is preferred.
