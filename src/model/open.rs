@@ -12,12 +12,13 @@ use super::others::local_paths;
 use super::table::{Model, ModelAccess};
 use crate::format::{self, ParseMode};
 use crate::source::{self, Directories, Location, SourceStat};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 /// A model, or a directory of models, that a location names.
 #[derive(Debug)]
 pub enum OpenedModel {
-    /// A model, and those without weights in its directory, such as the states of an optimizer, in one folder.
+    /// A model, and those that belong to it, such as the states of an optimizer, in one folder.
     Model(Box<Model>, Option<Box<Catalog>>),
     /// A directory of several models, none of which is open.
     Catalog(Box<Catalog>),
@@ -42,8 +43,8 @@ impl OpenedModel {
 }
 
 /// Opens a model, or a directory with models in it or below it. A directory whose only model lies directly in it is
-/// opened as that model, and so is one whose only model is the latest checkpoint of DeepSpeed. Models without weights,
-/// such as the states of an optimizer, are shown beside it.
+/// opened as that model, and so is one whose only model is the latest checkpoint of DeepSpeed, or a directory beside
+/// states. Models that belong to it, such as the states of an optimizer, are shown beside it.
 pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel, Error> {
     let Some(mut catalog) = catalog(location, mode)? else {
         let mut model = open_model(location, mode)?;
@@ -77,21 +78,54 @@ pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel
     }
 }
 
-/// Whether a model lies directly in the directory of a catalog, or is the newest of those there.
+/// Whether a model lies directly in the directory of a catalog, is the newest of those there, or is one of the
+/// directories of which a checkpoint consists.
 fn is_direct(catalog: &Catalog, model: ModelId) -> bool {
-    let model = catalog.model(model);
-    model.parent() == catalog.top || assemble::is_latest(model, &catalog.top)
+    let location = catalog.model(model);
+    location.parent() == catalog.top || assemble::is_latest(location, &catalog.top) || catalog.has_sets(model)
 }
 
 /// The models at a location, if it is a directory or the manifest of an Ollama store.
 fn catalog(location: &Location, mode: ParseMode) -> Result<Option<Catalog>, Error> {
     if source::is_dir(location) {
-        return Catalog::scan(location, mode).map(Some);
+        let mut catalog = Catalog::scan(location, mode)?;
+        if let Some((average, other)) = catalog.named_average()
+            && are_alike(&catalog, [average, other])?
+        {
+            catalog.set_average(average);
+        }
+        return Ok(Some(catalog));
     }
     match OllamaManifest::find(location) {
         Some(manifest) => Catalog::of_manifest(&manifest, mode).map(Some),
         None => Ok(None),
     }
+}
+
+/// Whether two models have the same tensors, whatever the values and dtypes are. Opens both, unless a link leads out of
+/// the directory: what is there may be private. Fails only if one of them can be opened later.
+fn are_alike(catalog: &Catalog, models: [ModelId; 2]) -> Result<bool, Error> {
+    let mut tensors = Vec::new();
+    for location in models.map(|model| catalog.model(model)) {
+        if !is_quoted(location, Some(&catalog.top)) {
+            return Ok(false);
+        }
+        let model = match open_below(Some(&catalog.top), location, catalog.mode()) {
+            Err(error) if error.is_transient() => return Err(error),
+            Err(_) => return Ok(false),
+            Ok(model) => model,
+        };
+        let infos = model.logical().iter().map(|id| model.tensor(id).info);
+        tensors.push(infos.map(|info| (info.name.to_owned(), info.shape.to_vec())).collect::<HashSet<_>>());
+    }
+    Ok(tensors[0] == tensors[1])
+}
+
+/// Whether messages may quote the files of a model: they lie below `top` or, without it, below their own directory.
+fn is_quoted(location: &Location, top: Option<&Location>) -> bool {
+    let KnownFiles { main, others, base, .. } = assemble::known_files(location);
+    let top = top.cloned().or(base).unwrap_or_else(|| main.parent());
+    [&main].into_iter().chain(&others).all(|file| is_below(file, &top))
 }
 
 /// Opens one model: a file, the index of a sharded model, the manifest of a dataset, any split, or
@@ -110,10 +144,7 @@ pub fn open_below(top: Option<&Location>, location: &Location, mode: ParseMode) 
         },
         opened => return opened,
     };
-    let KnownFiles { main, others, base } = assemble::known_files(location);
-    let top = top.cloned().or(base).unwrap_or_else(|| main.parent());
-    let is_quoted = [&main].into_iter().chain(&others).all(|file| is_below(file, &top));
-    Err(if is_quoted { error } else { error.hidden(location) })
+    Err(if is_quoted(location, top) { error } else { error.hidden(location) })
 }
 
 /// Opens a model of a catalog. Its permissions are at most those of its files and of the directories between the folder
@@ -129,7 +160,7 @@ pub fn open_in(catalog: &Catalog, model: ModelId) -> Result<Model, Error> {
 
 /// The files to open for the models at a location, as paths that begin with the location.
 pub struct ModelFiles {
-    /// Those with weights. If none has any, all.
+    /// Those that do not belong to others. If there are none, all.
     pub models: Vec<Location>,
     /// The directory below which the models were found, if the location names one.
     pub top: Option<Location>,

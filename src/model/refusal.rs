@@ -10,7 +10,7 @@ use crate::source::SourceStat;
 /// read.
 pub fn refused_stat(catalog: &Catalog, model: ModelId) -> Option<SourceStat> {
     let (location, dirs) = (catalog.model(model), &catalog.dirs);
-    let KnownFiles { main, others, base } = assemble::known_files(location);
+    let KnownFiles { main, others, base, .. } = assemble::known_files(location);
     let mut found: Option<SourceStat> = None;
     let mut add = |stat: SourceStat| found = Some(found.map_or(stat, |found| found.and(stat)));
     let home = dirs.base(base.as_ref().unwrap_or(catalog.home_location(model)));

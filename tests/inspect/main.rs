@@ -24,5 +24,6 @@ mod quantized;
 mod ranks;
 mod references;
 mod room;
+mod sets;
 mod stats;
 mod sums;

@@ -200,11 +200,19 @@ fn written_by_ranks() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/ranks")
 }
 
+/// The directories that accelerate (`fsdp`) and Trainer of transformers (`plain`) have written, with the sums beside
+/// them.
+fn written_by_trainer() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/trainer")
+}
+
 /// Asserts that a directory of a mount has the tensors of a case, and returns how many there are.
 fn assert_sums(mount: &Mount, view: &str, case: &str) -> usize {
-    let sums = std::fs::read_to_string(written_by_ranks().join("sums.tsv")).unwrap();
+    let sums =
+        [written_by_ranks(), written_by_trainer()].map(|dir| std::fs::read_to_string(dir.join("sums.tsv")).unwrap());
     let mut names = Vec::new();
-    for line in sums.lines().filter_map(|line| line.strip_prefix(case)?.strip_prefix('\t')) {
+    for line in sums.iter().flat_map(|sums| sums.lines()).filter_map(|line| line.strip_prefix(case)?.strip_prefix('\t'))
+    {
         let [name, .., sum] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
         let found = run_ok("sha256sum", [mount.path(format!("{view}/{name}"))]);
         assert_eq!(found.split_whitespace().next(), Some(sum), "{case} {name}");
@@ -231,6 +239,28 @@ fn optimizer_states_are_a_folder_beside_the_weights() {
     assert!(mount.read("optimizer/index.json").starts_with(b"{"));
     assert_eq!(mount.list("optimizer/npy").len(), 21);
     assert_eq!(mount.log(), "");
+}
+
+#[test]
+fn checkpoint_of_several_directories_has_the_weights_in_the_root() {
+    require_fuse!();
+    for (case, weights, states) in [("fsdp", 6, 18), ("plain", 4, 12)] {
+        let scene = Scene::new();
+        let mount = scene.mount(&written_by_trainer().join(case), &[]);
+        assert_eq!(assert_sums(&mount, "tensors", case), weights);
+        assert_eq!(assert_sums(&mount, "optimizer/tensors", &format!("{case}-optimizer")), states);
+        let files: &[&str] =
+            if case == "fsdp" { &["trainer_state.json"] } else { &["scheduler.pt", "trainer_state.json"] };
+        assert_eq!(mount.list("files"), files);
+        assert!(!mount.path("pytorch_model_fsdp_0").exists() && !mount.path("optimizer_0").exists());
+        assert_eq!(mount.log(), "");
+    }
+    // Several of a training are one folder each.
+    let scene = Scene::new();
+    let mount = scene.mount(&written_by_trainer(), &[]);
+    assert_eq!(assert_sums(&mount, "fsdp/pytorch_model_fsdp_0/model/tensors", "fsdp"), 6);
+    assert_eq!(assert_sums(&mount, "fsdp/optimizer_0/model/tensors", "fsdp-optimizer"), 18);
+    assert_eq!(assert_sums(&mount, "plain/model/tensors", "plain"), 4);
 }
 
 #[test]

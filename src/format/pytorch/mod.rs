@@ -52,6 +52,10 @@ pub const PICKLE_MAX: u64 = 100 << 20;
 /// The entry of the root that holds the tensors of a checkpoint of training.
 const STATE_DICT: &str = "state_dict";
 
+/// The entries of the state dict of an optimizer.
+const STATE: &str = "state";
+const GROUPS: &str = "param_groups";
+
 /// The name of a tensor that has none, because it is the root.
 pub const UNNAMED: &str = "tensor";
 
@@ -89,6 +93,23 @@ pub fn is_other(name: &OsStr) -> bool {
                 || name.starts_with(b"extra_state_world_size_") && name.ends_with(b".pt")
         }
     }
+}
+
+/// Whether these names, of all tensors and other values, are those of the state dict of an optimizer: `state` and
+/// `param_groups`, which may be in one entry of the root, such as `optimizer`.
+pub fn is_optimizer<'n>(names: impl IntoIterator<Item = &'n str>) -> bool {
+    let (mut before, mut has_state, mut has_groups) = (None, false, false);
+    for name in names {
+        let mut starts = [0].into_iter().chain(name.find('.').map(|dot| dot + 1));
+        let entry = |start: usize| name[start..].split('.').next().unwrap_or_default();
+        let Some(start) = starts.find(|start| [STATE, GROUPS].contains(&entry(*start))) else { return false };
+        if *before.get_or_insert(&name[..start]) != &name[..start] {
+            return false;
+        }
+        has_state |= entry(start) == STATE;
+        has_groups |= entry(start) == GROUPS;
+    }
+    has_state && has_groups
 }
 
 /// The file name of the safetensors model that programs prefer to the file with this name, if both are in a directory.

@@ -542,6 +542,25 @@ fn gap(file: &[u8]) -> Vec<u8> {
 }
 
 #[test]
+fn state_dicts_of_optimizers_are_recognised_by_their_names() {
+    for (names, expected) in [
+        (&["state.0.exp_avg", "param_groups.0.lr"][..], true),
+        (&["optimizer.param_groups", "optimizer.state.a.b.exp_avg"], true),
+        (&["state.0.exp_avg"], false),
+        (&["param_groups.0.lr"], false),
+        (&["a.state.0", "b.param_groups"], false),
+        (&["a.b.state.0", "a.b.param_groups"], false),
+        (&["state.0.exp_avg", "param_groups.0.lr", "model.w"], false),
+        (&["optimizer.state.w.exp_avg", "optimizer.param_groups", "model.w"], false),
+        (&["states.0", "param_groups_2"], false),
+        (&[""], false),
+        (&[], false),
+    ] {
+        assert_eq!(is_optimizer(names.iter().copied()), expected, "{names:?}");
+    }
+}
+
+#[test]
 fn files_beside_a_model_are_no_models() {
     for name in ["optimizer.pt", "scheduler.pt", "rng_state.pth", "rng_state_3.pth", "training_args.bin", "x.bin"] {
         assert!(is_other(name.as_ref()), "{name}");

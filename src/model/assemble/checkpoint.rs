@@ -6,7 +6,7 @@
 //!
 //! The location of such a model is that of `.metadata`. The archives are looked into when the model is opened.
 
-use super::set::{self, KnownFiles, SEVERAL_FILES, SHARDS_MAX, SetMismatches};
+use super::set::{self, KnownFiles, OPTIMIZER, SEVERAL_FILES, SHARDS_MAX, SetMismatches};
 use crate::content::{ArrayBox, check_cover};
 use crate::format::pytorch::{self, CheckpointIndex, CheckpointPart, CheckpointTensor, ItemPlace, PartBounds};
 use crate::format::{self, Header, HeaderInput, HeaderTensor, MissingRange, ParseMode, TensorInfo, TensorLayout};
@@ -91,7 +91,9 @@ pub(super) fn checkpoint_files(location: &Location) -> KnownFiles {
     let index = read.as_ref().and_then(|(bytes, _)| CheckpointIndex::parse(bytes).ok());
     let dir = location.parent();
     let names = index.iter().flat_map(|index| &index.files).take(SHARDS_MAX);
-    KnownFiles::with(location, names.map(|name| dir.join(name)).collect())
+    let is_optimizer = is_whole(location) && index.as_ref().is_some_and(|index| index.is_optimizer);
+    let files = KnownFiles::with(location, names.map(|name| dir.join(name)).collect());
+    KnownFiles { set: is_optimizer.then_some(OPTIMIZER), ..files }
 }
 
 /// Fails if the file at `location` does not describe the checkpoint of all processes.

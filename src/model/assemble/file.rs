@@ -1,7 +1,8 @@
 //! A model of one file.
 
+use super::set::OPTIMIZER;
 use super::split;
-use crate::format::{Header, ParseMode, format_stem};
+use crate::format::{Header, ParseMode, format_stem, pytorch};
 use crate::model::error::Error;
 use crate::model::header;
 use crate::model::table::{Model, ModelFile, ModelForm};
@@ -41,6 +42,26 @@ pub(super) fn open_file(location: &Location, mode: ParseMode) -> Result<Model, E
     }
     model.facts.remarks.extend(split.into_iter().chain(rank));
     Ok(model)
+}
+
+/// Whether a name is one under which transformers (`optimizer.pt`) and accelerate (`optimizer.bin`, `optimizer_1.bin`)
+/// save the state of an optimizer.
+pub(in crate::model) fn is_of_states(name: &OsStr) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    match name.to_str().and_then(|name| name.strip_prefix(OPTIMIZER)) {
+        Some(".pt" | ".bin") => true,
+        Some(rest) => rest.strip_prefix('_').and_then(|rest| rest.strip_suffix(".bin")).is_some_and(is_number),
+        None => false,
+    }
+}
+
+/// Whether the file at a location has the state dict of an optimizer, and nothing else. Reads its header.
+pub(in crate::model) fn has_states(location: &Location) -> bool {
+    let Ok(source) = source::open_local(location) else { return false };
+    header::read_header(location, &*source, ParseMode::Lenient).is_ok_and(|header| {
+        let keys = header.metadata.iter().map(|(key, _)| &key[..]);
+        pytorch::is_optimizer(header.tensors().map(|tensor| tensor.info.name).chain(keys))
+    })
 }
 
 /// Why a file of one of several processes of Megatron-LM is a model of its own.

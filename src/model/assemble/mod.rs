@@ -4,7 +4,7 @@
 pub(super) mod checkpoint;
 pub(super) mod dataset;
 pub(super) mod distributed;
-mod file;
+pub(super) mod file;
 pub(super) mod index;
 mod listed;
 pub(super) mod numbered;
@@ -22,7 +22,7 @@ use super::table::Model;
 use crate::format::ParseMode;
 use crate::source::Location;
 pub(super) use set::KnownFiles;
-use set::OPTIMIZER;
+pub(super) use set::OPTIMIZER;
 use std::ffi::{OsStr, OsString};
 
 struct Assembler {
@@ -39,7 +39,7 @@ struct Assembler {
     first_file: fn(&Location) -> Option<Location>,
     /// The directory of the newest model, if a directory has several that follow each other.
     latest_in: fn(&Location) -> Option<Location>,
-    /// The name of the folder that shows the model beside the weights, if it has none.
+    /// The name of the folder that shows the model beside the weights, if it belongs to these.
     set: fn(&Location) -> Option<&'static str>,
     /// Whether there is a file at the location.
     is_file: bool,
@@ -71,13 +71,13 @@ const FILE: Assembler = Assembler {
     pattern: None,
     first_file: |_| None,
     latest_in: |_| None,
-    set: |_| None,
+    set: |location| file::is_of_states(location.file_name()).then_some(OPTIMIZER),
     is_file: true,
     is_set: false,
 };
 
 /// Several files. Each row has at least the first four fields.
-const SET: Assembler = Assembler { is_set: true, ..FILE };
+const SET: Assembler = Assembler { set: |_| None, is_set: true, ..FILE };
 
 /// The first that claims a location opens it.
 const ASSEMBLERS: &[Assembler] = &[
@@ -241,8 +241,8 @@ pub(super) fn is_latest(model: &Location, top: &Location) -> bool {
     (assembler(model).latest_in)(top).is_some_and(|latest| latest == model.parent())
 }
 
-/// The name of the folder that shows the model at a location beside the weights, such as `optimizer`, if it has no
-/// weights itself.
+/// The name of the folder that shows the model at a location beside the weights, such as `optimizer`, if the location
+/// tells that it belongs to these.
 pub(super) fn set_name(location: &Location) -> Option<&'static str> {
     ASSEMBLERS.iter().find_map(|assembler| (assembler.set)(location))
 }

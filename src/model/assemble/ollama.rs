@@ -312,7 +312,8 @@ pub(super) fn layer_files(location: &Location) -> KnownFiles {
         return KnownFiles::with(location, Vec::new());
     };
     let blob = manifest.layer(name).ok().and_then(|(layer, _)| layer.path(&manifest.store));
-    KnownFiles { main: manifest.location, others: blob.into_iter().collect(), base: Some(manifest.store) }
+    let files = KnownFiles::with(&manifest.location, blob.into_iter().collect());
+    KnownFiles { base: Some(manifest.store), ..files }
 }
 
 /// A name for a directory with the model at a location, if it is a manifest or one of its layers.

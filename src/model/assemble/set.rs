@@ -19,7 +19,7 @@ pub(in crate::model) const LIST_MAX: u64 = 300 << 20;
 pub(in crate::model) const SHARDS_MAX: usize = 10_000;
 
 /// The name of the folder that shows the states of an optimizer beside the weights.
-pub(super) const OPTIMIZER: &str = "optimizer";
+pub(in crate::model) const OPTIMIZER: &str = "optimizer";
 
 /// Why commands do not change a model of several files.
 pub(super) const SEVERAL_FILES: &str = "a model of several files; name one of them";
@@ -43,11 +43,14 @@ pub(in crate::model) struct KnownFiles {
     /// The directory that holds all of them, unless links lead out of it. `None` if that is the directory of the main
     /// file, or one above it.
     pub base: Option<Location>,
+    /// The name of the folder that shows the model beside the weights, if its description tells that it belongs to
+    /// these.
+    pub set: Option<&'static str>,
 }
 
 impl KnownFiles {
     pub fn with(main: &Location, others: Vec<Location>) -> Self {
-        Self { main: main.clone(), others, base: None }
+        Self { main: main.clone(), others, base: None, set: None }
     }
 
     /// The files of an index or manifest that names these shards.

@@ -57,6 +57,17 @@ impl CatalogBuilder {
 
     pub fn model(&mut self, location: Location, device: u64, folder: FolderId) -> FolderItem {
         let set = assemble::set_name(&location);
+        self.set_model(location, device, folder, set)
+    }
+
+    /// As [`CatalogBuilder::model`], if what the model belongs to is known.
+    pub fn set_model(
+        &mut self,
+        location: Location,
+        device: u64,
+        folder: FolderId,
+        set: Option<&'static str>,
+    ) -> FolderItem {
         self.catalog.models.push(FoundModel { location, device, folder, set });
         FolderItem::Model(ModelId::new(self.catalog.models.len() - 1))
     }

@@ -4,7 +4,7 @@ use super::build::CatalogBuilder;
 use crate::format::{self, onnx};
 use crate::model::assemble::numbered::NumberedName;
 use crate::model::assemble::split::SplitName;
-use crate::model::assemble::{self, FilePattern, index};
+use crate::model::assemble::{self, FilePattern, KnownFiles, file, index};
 use crate::model::linked::is_below;
 use crate::source::{self, ListedEntry, ListedKind, Location};
 use std::collections::{BTreeMap, HashSet};
@@ -17,10 +17,20 @@ const READ_MAX: usize = 10_000;
 /// As [`READ_MAX`], of files on servers.
 const FETCHED_MAX: usize = 64;
 
+/// Maximum number of files that are read to find out whether they have the state of an optimizer.
+const STATES_MAX: usize = 16;
+
 impl CatalogBuilder {
+    /// Finds out what the files of a directory are whose names do not tell.
+    pub fn read_files(&mut self, dir: &Location, entries: &[ListedEntry]) -> ReadFiles {
+        let plain = self.plain_files(dir, entries);
+        let indices = self.json_indices(dir, entries);
+        ReadFiles { plain, indices, states: self.state_files(dir, entries) }
+    }
+
     /// The files that have only the suffix of a model, by their indices. The first bytes of files are read whose suffix
     /// many programs use.
-    pub fn plain_files(&mut self, dir: &Location, entries: &[ListedEntry]) -> HashSet<usize> {
+    fn plain_files(&mut self, dir: &Location, entries: &[ListedEntry]) -> HashSet<usize> {
         let is_shared = |entry: &ListedEntry| {
             entry.kind == ListedKind::File
                 && format::format_stem(&entry.name).is_some()
@@ -36,7 +46,7 @@ impl CatalogBuilder {
 
     /// The JSON files whose names are not those of indices and that have a `weight_map`, by their positions. Only those
     /// beside models are read, and on servers only those whose names suggest it.
-    pub fn json_indices(&mut self, dir: &Location, entries: &[ListedEntry]) -> HashSet<usize> {
+    fn json_indices(&mut self, dir: &Location, entries: &[ListedEntry]) -> HashSet<usize> {
         if !entries.iter().any(|entry| entry.kind == ListedKind::File && format::format_stem(&entry.name).is_some()) {
             return HashSet::new();
         }
@@ -49,6 +59,19 @@ impl CatalogBuilder {
         };
         let json = entries.iter().enumerate().filter(|(_, entry)| is_json(entry));
         json.filter(|(_, entry)| self.may_read(dir, entry) && index::has_weight_map(&dir.join(&entry.name)))
+            .map(|(at, _)| at)
+            .collect()
+    }
+
+    /// The files in the directory of the catalog that have the state of an optimizer, by their positions. Only those
+    /// whose names say so are read.
+    fn state_files(&mut self, dir: &Location, entries: &[ListedEntry]) -> HashSet<usize> {
+        let is_named = |entry: &ListedEntry| entry.kind == ListedKind::File && file::is_of_states(&entry.name);
+        let named = entries.iter().enumerate().filter(|(_, entry)| *dir == self.catalog.top && is_named(entry));
+        let named: Vec<_> = named.take(STATES_MAX).collect();
+        named
+            .into_iter()
+            .filter(|(_, entry)| self.may_read(dir, entry) && file::has_states(&dir.join(&entry.name)))
             .map(|(at, _)| at)
             .collect()
     }
@@ -118,16 +141,24 @@ impl CatalogBuilder {
         numbered
     }
 
-    /// Claims the description of a distributed checkpoint, and the files that it names.
-    pub fn claim_checkpoint(&mut self, dir: &Location, description: &Location) {
-        let parts = self.read_shards(dir, description);
+    /// Claims the description of a distributed checkpoint, and the files that it names. Returns the name of the folder
+    /// that shows the model beside the weights, if it belongs to these.
+    pub fn claim_checkpoint(&mut self, dir: &Location, description: &Location) -> Option<&'static str> {
+        let KnownFiles { others, set, .. } = assemble::known_files(description);
+        let parts = self.read_parts(dir, others);
         self.claimed.extend(parts);
         self.claimed.insert(description.clone());
+        // What a link out of the directory leads to may be private.
+        set.filter(|_| is_below(description, &self.catalog.top))
     }
 
     /// Adds the shards that the index or manifest at `main` names to the files that may be read, and returns them.
     pub fn read_shards(&mut self, dir: &Location, main: &Location) -> Vec<Location> {
-        let mut shards = assemble::known_files(main).others;
+        self.read_parts(dir, assemble::known_files(main).others)
+    }
+
+    /// As [`CatalogBuilder::read_shards`], of the files that were named.
+    fn read_parts(&mut self, dir: &Location, mut shards: Vec<Location>) -> Vec<Location> {
         // An index may name ten thousand files that do not exist.
         shards.retain(source::exists);
         // Their directories may be hidden, and are not scanned then.
@@ -152,32 +183,41 @@ pub(super) struct NumberedShards {
     pub device: u64,
 }
 
+/// The files whose content was read to find out what they are, by their positions.
+pub(super) struct ReadFiles {
+    /// Those that have only the suffix of a model.
+    plain: HashSet<usize>,
+    /// The indices that are not called so.
+    indices: HashSet<usize>,
+    /// The states of optimizers.
+    states: HashSet<usize>,
+}
+
 /// The entries of a directory, and which of them are parts of other models.
 pub(super) struct ModelListing<'e> {
     /// Sorted by name.
     entries: &'e [ListedEntry],
     /// The indices of the splits that are not the first file of their model.
     later_splits: HashSet<usize>,
-    /// The indices of the files that have only the suffix of a model.
-    plain: HashSet<usize>,
-    /// The positions of the indices that are recognised by their content only.
-    json: HashSet<usize>,
+    read: ReadFiles,
     /// Whether there are other models than arrays, ONNX models and copies, here or above.
     has_main: bool,
 }
 
 impl<'e> ModelListing<'e> {
     /// `has_main` is whether there is a model above, to which those here belong that are secondary.
-    pub fn new(entries: &'e [ListedEntry], plain: HashSet<usize>, json: HashSet<usize>, has_main: bool) -> Self {
+    pub fn new(entries: &'e [ListedEntry], read: ReadFiles, has_main: bool) -> Self {
         let splits = entries.iter().enumerate().filter(|(_, entry)| entry.kind == ListedKind::File);
         let splits = splits.filter_map(|(at, entry)| Some((at, SplitName::parse(&entry.name)?)));
         let mut models = HashSet::new();
         // Entries are sorted by name. The numbers of the splits of a model have the same number of digits.
         let later = splits.filter(|(_, split)| split.is_in_range() && !models.insert(split.model()));
         let later_splits = later.map(|(at, _)| at).collect();
-        let listing = Self { entries, later_splits, plain, json, has_main };
-        let has_main =
-            has_main || listing.models().any(|entry| !format::is_secondary(&entry.name) && !listing.is_copy(entry));
+        let listing = Self { entries, later_splits, read, has_main };
+        let is_main = |entry: &ListedEntry| {
+            !format::is_secondary(&entry.name) && !listing.is_copy(entry) && !listing.has(&listing.read.states, entry)
+        };
+        let has_main = has_main || listing.models().any(is_main);
         Self { has_main, ..listing }
     }
 
@@ -185,15 +225,19 @@ impl<'e> ModelListing<'e> {
         self.entries.binary_search_by(|other| other.name.cmp(&entry.name)).ok()
     }
 
+    fn has(&self, files: &HashSet<usize>, entry: &ListedEntry) -> bool {
+        self.position(entry).is_some_and(|at| files.contains(&at))
+    }
+
     /// Whether a file is a model, or should be one.
     pub fn is_model(&self, entry: &ListedEntry) -> bool {
-        let has = |files: &HashSet<usize>| self.position(entry).is_some_and(|at| files.contains(&at));
         let is_named = format::format_stem(&entry.name).is_some() || index::index_stem(&entry.name).is_some();
-        is_named && !has(&self.plain) || has(&self.json)
+        let ReadFiles { plain, indices, states } = &self.read;
+        is_named && !self.has(plain, entry) || self.has(indices, entry) || self.has(states, entry)
     }
 
     fn is_index(&self, at: usize) -> bool {
-        index::index_stem(&self.entries[at].name).is_some() || self.json.contains(&at)
+        index::index_stem(&self.entries[at].name).is_some() || self.read.indices.contains(&at)
     }
 
     pub fn is_later_split(&self, entry: &ListedEntry) -> bool {

@@ -61,12 +61,9 @@ impl CatalogBuilder {
     fn entries(&mut self, scanned: ScannedDir, folder: FolderId, has_main: bool) -> Vec<NamedItem> {
         let shown = scanned.shown();
         let ScannedDir { location: dir, entries, mut inner, description, store, .. } = scanned;
-        let plain = self.plain_files(&dir, &entries);
-        let listing = ModelListing::new(&entries, plain, self.json_indices(&dir, &entries), has_main);
+        let listing = ModelListing::new(&entries, self.read_files(&dir, &entries), has_main);
         let numbered = self.claim_shards(&dir, &listing);
-        if let Some(description) = &description {
-            self.claim_checkpoint(&dir, description);
-        }
+        let set = description.as_ref().and_then(|description| self.claim_checkpoint(&dir, description));
         let mut names = FolderNames::new(&entries, |entry| listing.is_model(entry) && !listing.is_later_split(entry));
         let mut listed = Vec::new();
         for at in shown {
@@ -74,10 +71,11 @@ impl CatalogBuilder {
             let is_dir = entry.kind == ListedKind::Dir;
             let is_second = listing.is_second(entry) || description.is_some() && checkpoint::is_supplement(&entry.name);
             let is_claimed = self.claimed.contains(&location);
-            if (is_claimed || format::format_stem(&entry.name).is_some()) && !is_dir && !is_second {
+            let is_model = listing.is_model(entry) && !is_second;
+            let has_data = is_claimed || is_model || format::format_stem(&entry.name).is_some();
+            if has_data && !is_dir && !is_second {
                 self.add_bytes(entry.len);
             }
-            let is_model = listing.is_model(entry) && !is_second;
             if entry.is_link && !is_dir && (is_model || is_claimed) {
                 self.catalog.dirs.add_paths(&dir, [&location]);
             }
@@ -105,7 +103,7 @@ impl CatalogBuilder {
             self.catalog.dirs.add_paths(&dir, [&description]);
             self.catalog.reads.push(description.clone());
             let device = source::device_at(&description);
-            let item = self.model(description, device, folder);
+            let item = self.set_model(description, device, folder, set);
             let name = names.free("model".as_ref());
             listed.push(names.item(name, item));
         }

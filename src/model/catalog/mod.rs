@@ -8,6 +8,7 @@ mod scan;
 mod sets;
 mod store;
 
+use super::assemble::OPTIMIZER;
 use super::ids::{FolderId, ModelId};
 use super::others::OtherFiles;
 use crate::format::ParseMode;
@@ -15,6 +16,9 @@ use crate::source::{Directories, Location, SourceStat};
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
+
+/// The name of the folder that shows averages of the weights beside these.
+const AVERAGE: &str = "ema";
 
 /// The file of a pipeline of diffusers that names its parts, each in a folder of its own.
 pub const PIPELINE: &str = "model_index.json";
@@ -105,7 +109,7 @@ struct FoundModel {
     /// The number of its device or file system.
     device: u64,
     folder: FolderId,
-    /// The name of the folder that shows it beside the weights, if it has none.
+    /// The name of the folder that shows it beside the weights, if it belongs to these.
     set: Option<&'static str>,
 }
 
@@ -123,18 +127,23 @@ impl Catalog {
         (0..self.models.len()).map(ModelId::new)
     }
 
-    /// The models that commands take: those with weights. If none has any, all.
+    /// The models that commands take: those with weights. If there are none, all.
     pub fn weights(&self) -> Vec<ModelId> {
-        let has_weights = |model: &ModelId| self.models[model.index()].set.is_none();
-        match self.models().any(|model| has_weights(&model)) {
-            true => self.models().filter(has_weights).collect(),
-            false => self.models().collect(),
-        }
+        self.without(&[OPTIMIZER])
     }
 
-    /// The only model of [`Catalog::weights`].
+    /// The only model that does not belong to another one.
     pub fn only(&self) -> Option<ModelId> {
-        self.weights().try_into().ok().map(|[only]: [ModelId; 1]| only)
+        self.without(&[OPTIMIZER, AVERAGE]).try_into().ok().map(|[only]: [ModelId; 1]| only)
+    }
+
+    /// The models that are not of these sets. If there are none, all.
+    fn without(&self, sets: &[&str]) -> Vec<ModelId> {
+        let is_other = |model: &ModelId| self.models[model.index()].set.is_none_or(|set| !sets.contains(&set));
+        match self.models().any(|model| is_other(&model)) {
+            true => self.models().filter(is_other).collect(),
+            false => self.models().collect(),
+        }
     }
 
     pub fn model(&self, model: ModelId) -> &Location {

@@ -8,9 +8,9 @@
 #[cfg(test)]
 mod tests;
 
-use super::RANK_MAX;
 use super::dtype::{self, F4_PAIR};
 use super::value::{ValueKind, value_kind};
+use super::{RANK_MAX, is_optimizer};
 use crate::format::dtype::Dtype;
 use crate::format::pickle::{PickleObject, PickleSpan, PickleTree, PickleValue, is_listed, load_records};
 use crate::text::{brackets, quote};
@@ -62,6 +62,8 @@ pub struct CheckpointIndex<'i> {
     pub files: Vec<&'i str>,
     /// Number of pickled objects that are not tensors, such as the number of steps.
     pub objects: usize,
+    /// Whether it has the states of an optimizer and nothing else.
+    pub is_optimizer: bool,
 }
 
 #[derive(Debug)]
@@ -122,7 +124,7 @@ impl<'i> CheckpointIndex<'i> {
 
     fn empty() -> Self {
         let (tensors, parts, numbers, files) = Default::default();
-        Self { tensors, parts, numbers, files, objects: 0 }
+        Self { tensors, parts, numbers, files, objects: 0, is_optimizer: false }
     }
 
     pub fn shape(&self, tensor: &CheckpointTensor) -> &[u64] {
@@ -214,6 +216,7 @@ impl<'t, 'i> CheckpointReader<'t, 'i> {
             }
             self.tensor(name, value).map_err(|fault| format!("tensor {}: {fault}", quote(name)))?;
         }
+        self.index.is_optimizer = is_optimizer(names);
         Ok(())
     }
 
