@@ -1,11 +1,14 @@
 """Measures loaders of models on a mount beside the same files on the disk; scripts/bench --loaders installs them.
 
 Each load runs in a process of its own, which has imported the loader before the time begins, and reads a byte of each
-page of each tensor. The sum of these bytes must be the same everywhere.
+page of each tensor. The sum of these bytes must be the same everywhere. llama.cpp computes one token instead. It is
+built from its source, so only `--only llama.cpp` measures it, with a real model in three splits, which a mount shows as
+one file.
 """
 
 import argparse
 import json
+import shutil
 import signal
 import statistics
 import subprocess
@@ -17,6 +20,9 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
 WORK = Path("target/bench-loaders")
+
+GGUF = Path(".cache/models/gemma-3-270m.gguf")
+"""A real model, which scripts/test-data downloads."""
 
 DEADLINE = 600
 """Seconds that one program may take."""
@@ -114,6 +120,23 @@ def by_mlx() -> Callable[[Path], int]:
     return load
 
 
+def by_llama_cpp(direct: bool = False, **options: Any) -> Callable[[Path], int]:
+    from llama_cpp import Llama, llama_cpp
+
+    if direct:
+        # The class has no option for it, and takes this mode if it does not map.
+        llama_cpp.LLAMA_LOAD_MODE_NONE = llama_cpp.LLAMA_LOAD_MODE_DIRECT_IO
+
+    def load(folder: Path) -> int:
+        (path,) = folder.glob("*-whole.gguf")
+        model = Llama(str(path), n_ctx=32, n_batch=1, n_threads=2, logits_all=True, verbose=False, **options)
+        # The token that follows another one needs every weight.
+        model.eval([2])
+        return int(model.scores[0].argmax())
+
+    return load
+
+
 def by_numpy(**options: Any) -> Callable[[Path], int]:
     import numpy
 
@@ -130,9 +153,16 @@ LOADERS: Dict[str, Callable[[], Callable[[Path], int]]] = {
     "fastsafetensors, nogds": by_fastsafetensors,
     "Run:ai streamer": by_streamer,
     "MLX": by_mlx,
+    "llama.cpp": by_llama_cpp,
+    "llama.cpp, no mapping": lambda: by_llama_cpp(use_mmap=False),
+    "llama.cpp, direct I/O": lambda: by_llama_cpp(direct=True, use_mmap=False),
     "numpy.load": by_numpy,
     "numpy.load, mapped": lambda: by_numpy(mmap_mode="r"),
 }
+
+
+LLAMA = "llama.cpp"
+"""The beginning of the names of loaders of GGUF files."""
 
 
 class Folders(NamedTuple):
@@ -140,8 +170,11 @@ class Folders(NamedTuple):
 
     hf: Path
     npy: Path
+    gguf: Path
 
     def of_loader(self, name: str) -> Path:
+        if name.startswith(LLAMA):
+            return self.gguf
         return self.npy if name.startswith("numpy") else self.hf
 
 
@@ -165,13 +198,11 @@ def load_in_process(name: str, folders: Folders) -> Loaded:
     return Loaded(*json.loads(process.stdout.splitlines()[-1]))
 
 
-def make_model(weightfs: str, size: int) -> Folders:
+def make_model(weightfs: str, size: int, place: Path) -> None:
     """A random Llama of about `size` bytes in one file of float16 numbers, and its tensors as .npy files. They are
     kept."""
-    place = WORK / f"{size // 1_000_000}MB"
-    folders = Folders(place / "llama", place / "npy")
     if place.exists():
-        return folders
+        return
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -191,7 +222,32 @@ def make_model(weightfs: str, size: int) -> Folders:
     LlamaForCausalLM(config).save_pretrained(unfinished / "llama", max_shard_size="1TB")
     run([weightfs, "cp", unfinished / "llama", "npy", unfinished])
     unfinished.rename(place)
-    return folders
+
+
+def make_splits(folder: Path) -> None:
+    """The real model as one file, `model-whole.gguf`, and as splits in the folder `splits`. They are kept."""
+    if folder.exists():
+        return
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+    unfinished = folder.with_suffix(".unfinished")
+    (unfinished / "splits").mkdir(parents=True)
+    shutil.copy(GGUF, unfinished / "model-whole.gguf")
+    reader = GGUFReader(GGUF)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = GGUFWriter(unfinished / "splits/model.gguf", architecture, split_max_size=100_000_000)
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            kind, inner = field.types[0], field.types[-1]
+            array = inner if kind == GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), kind, array)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    unfinished.rename(folder)
 
 
 @contextmanager
@@ -201,7 +257,7 @@ def mounted(weightfs: str, source: Path) -> Iterator[Folders]:
         mount = Path(place).absolute()
         run([weightfs, source, mount])
         try:
-            yield Folders(mount / "export/hf", mount / "npy")
+            yield Folders(mount / "export/hf", mount / "npy", mount / "export")
         finally:
             run([weightfs, "umount", mount])
 
@@ -213,7 +269,7 @@ def drop_caches() -> None:
 
 def read_all(folder: Path) -> None:
     """Puts all files of a folder into the page cache."""
-    for path in folder.iterdir():
+    for path in filter(Path.is_file, folder.iterdir()):
         with open(path, "rb", buffering=0) as file:
             while file.read(1 << 24):
                 pass
@@ -221,18 +277,19 @@ def read_all(folder: Path) -> None:
 
 def measure(weightfs: str, name: str, native: Folders, cold: bool) -> Dict[str, Loaded]:
     """One load in each situation."""
+    # Arrays are read from the file of the model there.
+    source = native.gguf / "splits" if name.startswith(LLAMA) else native.hf
     found = {}
     if cold:
         drop_caches()
         found["native, cold"] = load_in_process(name, native)
-        with mounted(weightfs, native.hf) as mount:
+        with mounted(weightfs, source) as mount:
             drop_caches()
             found["mount, cold"] = load_in_process(name, mount)
     read_all(native.of_loader(name))
     found["native"] = load_in_process(name, native)
-    with mounted(weightfs, native.hf) as mount:
-        # Arrays are read from the file of the model there.
-        read_all(native.hf)
+    with mounted(weightfs, source) as mount:
+        read_all(source)
         found["first"] = load_in_process(name, mount)
         found["again"] = load_in_process(name, mount)
     if len({loaded.checksum for loaded in found.values()}) != 1:
@@ -259,9 +316,16 @@ def main() -> None:
     # Nothing stays mounted.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     WORK.mkdir(parents=True, exist_ok=True)
-    native = make_model(options.weightfs, options.size * 1_000_000)
-    size = (native.hf / "model.safetensors").stat().st_size
-    names = [name for name in LOADERS if options.only in name]
+    of_llama_cpp = options.only.startswith("llama")
+    names = [name for name in LOADERS if options.only in name and name.startswith(LLAMA) == of_llama_cpp]
+    place = WORK / f"{options.size}MB"
+    native = Folders(place / "llama", place / "npy", WORK / "gguf")
+    if of_llama_cpp:
+        make_splits(native.gguf)
+        size = GGUF.stat().st_size
+    else:
+        make_model(options.weightfs, options.size * 1_000_000, place)
+        size = (native.hf / "model.safetensors").stat().st_size
     times: Dict[str, Dict[str, List[float]]] = {name: {} for name in names}
     for number in range(options.rounds):
         for name in names:
@@ -269,7 +333,7 @@ def main() -> None:
             for situation, loaded in measure(options.weightfs, name, native, options.cold).items():
                 times[name].setdefault(situation, []).append(loaded.seconds)
     print(f"\r{'':60}\r", end="", file=sys.stderr)
-    print(f"{size / 1e6:.0f} MB of F16, {options.rounds} rounds, medians; on a mount: ratio of throughputs to the disk")
+    print(f"{size / 1e6:.0f} MB, {options.rounds} rounds, medians; on a mount: ratio of throughputs to the disk")
     pairs = [pair for pair in PAIRS if options.cold or pair[0] == "native"]
     print(f"{'':28} {'native, GB/s':>12}" + "".join(f" {mount:>12}" for _, mount in pairs))
     for name, found in times.items():
