@@ -250,7 +250,8 @@ impl Superblock {
     /// Size of the file system.
     pub fn statfs(&self) -> Statfs {
         match &self.root {
-            FsRoot::Volume(volume, _) => volume.statfs(),
+            FsRoot::Volume(volume, None) => volume.statfs(),
+            FsRoot::Volume(volume, Some(sets)) => Statfs { blocks: sets.statfs().blocks, ..volume.statfs() },
             FsRoot::Folders(folders) => folders.statfs(),
         }
     }

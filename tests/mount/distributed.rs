@@ -253,6 +253,9 @@ fn checkpoint_of_several_directories_has_the_weights_in_the_root() {
             if case == "fsdp" { &["trainer_state.json"] } else { &["scheduler.pt", "trainer_state.json"] };
         assert_eq!(mount.list("files"), files);
         assert!(!mount.path("pytorch_model_fsdp_0").exists() && !mount.path("optimizer_0").exists());
+        let size: u64 = if case == "fsdp" { 20_629 + 42_005 + 9526 + 9462 } else { 484 + 4835 };
+        let blocks = run_ok("stat", ["-f".as_ref(), "-c".as_ref(), "%b".as_ref(), mount.path("").as_os_str()]);
+        assert_eq!(blocks.trim(), size.div_ceil(512).to_string());
         assert_eq!(mount.log(), "");
     }
     // Several of a training are one folder each.
@@ -261,6 +264,16 @@ fn checkpoint_of_several_directories_has_the_weights_in_the_root() {
     assert_eq!(assert_sums(&mount, "fsdp/pytorch_model_fsdp_0/model/tensors", "fsdp"), 6);
     assert_eq!(assert_sums(&mount, "fsdp/optimizer_0/model/tensors", "fsdp-optimizer"), 18);
     assert_eq!(assert_sums(&mount, "plain/model/tensors", "plain"), 4);
+    drop(mount);
+    // The entries of the root need several buffers.
+    let written = written_by_trainer().join("fsdp");
+    scene.ok(&format!("cp -r {} model && chmod -R u+w model", written.display()));
+    scene.ok("cd model && for at in $(seq 40); do cp -r optimizer_0 optimizer_$(printf %0200d $at); done");
+    let mount = scene.mount(&scene.path("model"), &[]);
+    let names = mount.list("");
+    assert_eq!(names.iter().filter(|name| name.starts_with("optimizer_")).count(), 41);
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
+    assert!(names.contains(&"tensors".to_owned()) && names.contains(&"SHA256SUMS".to_owned()));
 }
 
 #[test]

@@ -579,6 +579,24 @@ fn checkpoints_are_read_from_servers() {
 }
 
 #[test]
+fn states_of_an_optimizer_are_read_from_servers() {
+    require_fuse!();
+    let mut client = Client::new();
+    let written = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/checkpoints");
+    client.ok(&format!("cp -r {written}/trainer models && cp -r {written}/ranks/verl-adamw models"));
+    let (_hub, _s3) = (hub(&mut client, "models"), s3(&mut client, "models"));
+    for dir in ["plain", "fsdp", "verl-adamw"] {
+        let local = client.scene.mount(&client.scene.path("models").join(dir), &[]);
+        let shown = ["tensors", "optimizer/tensors"];
+        for url in [format!("s3://models/{dir}"), format!("hf://org/model/{dir}")] {
+            let remote = client.mount(&url, &[]);
+            assert!(pytorch::files(&remote, &shown) == pytorch::files(&local, &shown), "{url}: {}", remote.log());
+            assert_eq!(remote.log(), "", "{url}");
+        }
+    }
+}
+
+#[test]
 fn mount_point_is_named_after_the_source() {
     require_fuse!();
     let mut client = Client::new();
