@@ -1,41 +1,14 @@
-//! A checkpoint of DeepSpeed ZeRO: a directory such as `global_step100/` with the files of all processes. The file
-//! `mp_rank_00_model_states.pt` has the names and shapes of the parameters, and each file
-//! `bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt` has a part of the vectors that consist of all of them. In stage 3,
-//! each process also has a file of the first kind.
-//!
-//! Source: `deepspeed/utils/zero_to_fp32.py`. The tensors are those that this script makes, except that buffers keep
-//! their dtypes.
-//!
-//! The location of such a model is the pattern of these names, `*mp_rank_*_states.pt`. No file has that name. The name
-//! of one of the files leads to the whole model. The states of the optimizer in the same files are a model of their
-//! own, with the location `*mp_rank_*_optim_states.pt`.
+//! The tensors of a checkpoint of DeepSpeed ZeRO: parts of the vectors that consist of all parameters.
 
-use super::listed::{names_beside, note_names, noted_files};
-use super::ranks::{ParsedFiles, open_parsed, plain_number, quoting_error, set_ends};
-use super::set::{KnownFiles, OPTIMIZER, SEVERAL_FILES, SHARDS_MAX, SetMismatches};
-use super::split::missing_files;
-use crate::format::pytorch::{self, RankLimits, RankPart, ZeroModelStates, ZeroPartition, ZeroShape};
-use crate::format::{HeaderInput, ParseMode};
+use super::names::ZeroName;
+use crate::format::pytorch::{RankPart, ZeroModelStates, ZeroPartition, ZeroShape};
+use crate::model::assemble::set::{SHARDS_MAX, SetMismatches};
 use crate::model::assembled::{SourcePart, TensorAssembly};
-use crate::model::error::Error;
 use crate::model::ids::ModelFileId;
-use crate::model::table::{Model, ModelAccess, ModelForm, NoteKind};
-use crate::source::{self, Location};
+use crate::model::table::Model;
 use crate::text::{brackets, quote};
-use crate::units::plural;
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
-
-/// The pattern of the names of all files.
-const PATTERN: &str = "*mp_rank_*_states.pt";
-
-/// The pattern that stands for the states of the optimizer.
-pub(super) const STATES: &str = "*mp_rank_*_optim_states.pt";
-
-/// The file with the tag of the newest checkpoint, beside the directories of all checkpoints, and its maximum size.
-const LATEST: &str = "latest";
-const LATEST_MAX: u64 = 1024;
 
 /// Maximum number of parts of vectors that all parameters consist of.
 const PARTS_MAX: usize = 4 << 20;
@@ -43,144 +16,8 @@ const PARTS_MAX: usize = 4 << 20;
 /// Maximum number of bytes of the names of all tensors.
 const TEXT_MAX: usize = 1 << 30;
 
-/// The parts of the name of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct ZeroName {
-    /// Whether the file has a part of the vectors. Otherwise it describes the model.
-    is_partition: bool,
-    /// The number of the process, if it is there.
-    rank: Option<usize>,
-    /// The number of the part of the model that its tensors were cut into.
-    slice: usize,
-}
-
-impl ZeroName {
-    fn parse(name: &OsStr) -> Option<Self> {
-        let text = name.to_str()?.strip_suffix("_states.pt")?;
-        let (text, is_partition) = match text.strip_suffix("_optim") {
-            Some(text) => (text.strip_prefix("bf16_").unwrap_or(text), true),
-            None => (text.strip_suffix("_model")?, false),
-        };
-        let (rank, rest) = match text.strip_prefix("zero_pp_rank_") {
-            Some(text) => {
-                let (rank, rest) = text.split_once('_')?;
-                (Some(plain_number(rank)?), rest)
-            }
-            None => (None, text),
-        };
-        let slice = rest.strip_prefix("mp_rank_")?;
-        let slice = slice.parse::<u32>().ok().filter(|number| format!("{number:02}") == slice)? as usize;
-        (!is_partition || rank.is_some()).then_some(Self { is_partition, rank, slice })
-    }
-}
-
-/// The pattern of the names of all files, if a file of that name may belong to such a checkpoint.
-pub(in crate::model) fn pattern_of(name: &OsStr) -> Option<OsString> {
-    ZeroName::parse(name).map(|_| PATTERN.into())
-}
-
-/// Whether files of these names, which have the pattern, are one model. Without parts of vectors, a file is an ordinary
-/// checkpoint.
-pub(super) fn are_model(names: &[&OsStr]) -> bool {
-    names.iter().any(|name| ZeroName::parse(name).is_some_and(|name| name.is_partition))
-}
-
-/// Whether a location is the pattern of the names of such files, and no file.
-pub fn is_pattern(location: &Location) -> bool {
-    location.file_name() == PATTERN && !source::exists(location)
-}
-
-/// Whether a location is the pattern that stands for the states of the optimizer, and no file.
-pub(super) fn is_of_states(location: &Location) -> bool {
-    location.file_name() == STATES && !source::exists(location)
-}
-
-/// Whether a location is the pattern, or a file of a checkpoint. If its directory cannot be listed, the other files are
-/// not known, and each is an ordinary checkpoint.
-pub(in crate::model) fn is_zero(location: &Location) -> bool {
-    is_pattern(location) || ZeroName::parse(location.file_name()).is_some() && has_partition(location)
-}
-
-fn has_partition(location: &Location) -> bool {
-    let names = names_beside(&pattern_location(location)).unwrap_or_default();
-    are_model(&names.iter().map(|name| &name[..]).collect::<Vec<_>>())
-}
-
-/// The directory of the newest checkpoint, if `dir` has the checkpoints of a training.
-pub(in crate::model) fn latest_in(dir: &Location) -> Option<Location> {
-    let latest = dir.join(LATEST);
-    if !source::exists(&latest) {
-        return None;
-    }
-    let (text, _) = super::set::read_list(&latest, LATEST_MAX).ok()?;
-    let tag = str::from_utf8(&text).ok()?.trim();
-    let is_name = !tag.is_empty() && tag != "." && tag != ".." && !tag.contains(['/', '\0']);
-    is_name.then(|| dir.join(tag))
-}
-
-/// The names of the files in a directory, sorted, and the files that belong to the checkpoint.
-struct ZeroListing {
-    files: Vec<(ZeroName, String)>,
-    /// A file of a model of another kind, which is not read.
-    other: Option<String>,
-}
-
-impl ZeroListing {
-    fn read(location: &Location) -> Result<Self, source::Error> {
-        let mut names = names_beside(location)?;
-        names.sort();
-        let files = names.iter().filter_map(|name| Some((ZeroName::parse(name)?, name.to_str()?.to_owned())));
-        let files: Vec<_> = files.collect();
-        let other = names.iter().find(|name| is_of_other_kind(name)).and_then(|name| name.to_str());
-        note_names(location, files.iter().map(|(_, name)| &name[..]).chain(other).map(OsString::from));
-        Ok(Self { files, other: other.map(str::to_owned) })
-    }
-
-    /// The names of the files with parts of vectors by the numbers of their processes. Of the others, no two can have
-    /// the same number.
-    fn partitions(&self) -> Result<HashMap<usize, &str>, String> {
-        let mut names = HashMap::new();
-        let files = self.files.iter().filter(|(name, _)| name.is_partition);
-        for (rank, name) in files.filter_map(|(name, file)| Some((name.rank?, &file[..]))) {
-            if let Some(other) = names.insert(rank, name) {
-                let (a, b) = (quote(other), quote(name));
-                return Err(format!("both {a} and {b} are of rank {rank}"));
-            }
-        }
-        Ok(names)
-    }
-}
-
-/// Whether a file is one of a layer of a pipeline, or of an expert.
-pub(super) fn is_of_other_kind(name: &OsStr) -> bool {
-    let Some(name) = name.to_str() else { return false };
-    let is_layer = name.starts_with("layer_") && name.contains("-model_");
-    (is_layer || name.starts_with("expert_") || name.contains("_expert_")) && name.ends_with("_states.pt")
-}
-
-fn pattern_location(location: &Location) -> Location {
-    location.parent().join(PATTERN)
-}
-
-pub(super) fn zero_files(location: &Location) -> KnownFiles {
-    let location = pattern_location(location);
-    // Notes the names that are there now.
-    let _ = ZeroListing::read(&location);
-    noted_files(&location)
-}
-
-const FORM: ModelForm = ModelForm {
-    kind: "zero",
-    edit_refusal: Some(SEVERAL_FILES),
-    access: ModelAccess::FilesAndDirectories,
-    has_shards: false,
-    shows_stored: false,
-    holds_weights: true,
-    notes: NoteKind::Numbers,
-};
-
 /// A file of a checkpoint.
-enum ZeroFile {
+pub(super) enum ZeroFile {
     Model(ZeroModelStates),
     Partition(ZeroPartition),
     /// The states of the optimizer, by their names.
@@ -189,7 +26,7 @@ enum ZeroFile {
 
 impl ZeroFile {
     /// Whether it has parts that no other process has. Directories of links may have one file for all equal ones.
-    fn is_of_one_rank(&self) -> bool {
+    pub fn is_of_one_rank(&self) -> bool {
         match self {
             Self::Model(states) => !states.frozen.is_empty(),
             Self::Partition(_) | Self::States(_) => true,
@@ -208,90 +45,8 @@ impl ZeroFile {
     }
 }
 
-/// Opens the checkpoint in the directory of a location.
-pub(super) fn open_zero(location: &Location, mode: ParseMode) -> Result<Model, Error> {
-    // In stages 1 and 2, this file also has all parameters with 16 bits.
-    let is_whole = ZeroName::parse(location.file_name()).is_some_and(|name| !name.is_partition && name.rank.is_none());
-    open_all(&pattern_location(location), mode).map_err(|error| match error {
-        Error::Set { location, fault } if is_whole => {
-            Error::Set { location, fault: format!("{fault}; a link with another name shows this file alone") }
-        }
-        error => error,
-    })
-}
-
-/// Opens the files that the pattern at a location describes, as weights or as states of the optimizer.
-pub(super) fn open_all(location: &Location, mode: ParseMode) -> Result<Model, Error> {
-    let refuse = |fault: String| Error::of_set(location, fault);
-    let is_of_states = location.file_name() == STATES;
-    let listing = ZeroListing::read(&pattern_location(location))?;
-    check_supported(&listing).map_err(refuse)?;
-    let partitions = listing.partitions().map_err(refuse)?;
-    let Some(last) = partitions.keys().max().copied() else { return Err(refuse("no file has such a name".to_owned())) };
-    if last >= SHARDS_MAX || listing.files.len() > 2 * SHARDS_MAX {
-        return Err(refuse(format!("has more than {SHARDS_MAX} ranks; at most {SHARDS_MAX} are opened")));
-    }
-    let names: Vec<String> = listing.files.iter().map(|(_, name)| name.clone()).collect();
-    let limits = RankLimits::default();
-    let parse = |at: usize, input: &HeaderInput| {
-        let name: ZeroName = listing.files[at].0;
-        Ok(match name.is_partition {
-            true if is_of_states => ZeroFile::States(pytorch::parse_zero_states(input, &limits)?),
-            true => ZeroFile::Partition(pytorch::parse_zero_partition(input, &limits)?),
-            false => ZeroFile::Model(pytorch::parse_zero_model(input, &limits, name.rank.unwrap_or(0) == 0)?),
-        })
-    };
-    let ParsedFiles { files, parsed, homes, unopened, mut mismatches } =
-        open_parsed(location, &names, parse, ZeroFile::is_of_one_rank)?;
-    if files.is_empty() {
-        mismatches.refuse_nothing(location, "ranks")?;
-    }
-    let mut model = Model::new(location, &FORM, files);
-    mismatches.check(location, mode)?;
-    let opened = listing.files.iter().zip(&homes).filter_map(|((name, _), home)| Some((*name, (*home)?)));
-    let opened: Vec<(ZeroName, usize)> = opened.collect();
-    // One checkpoint for each state, of which all have the same layout.
-    let states = if is_of_states { names_of_states(&parsed) } else { vec![None] };
-    let mut checkpoints = Vec::new();
-    for state in states {
-        match (ZeroCheckpoint::new(&model, &opened, &parsed, state), state) {
-            (Ok(checkpoint), _) => checkpoints.push(checkpoint),
-            (Err(fault), Some(name)) => mismatches.push(name, || fault),
-            (Err(fault), None) => return Err(quoting_error(refuse(fault), &model, location)),
-        }
-    }
-    mismatches.check(location, mode).map_err(|error| quoting_error(error, &model, location))?;
-    let Some(checkpoint) = checkpoints.first() else { return Err(refuse("no file can be read".to_owned())) };
-    let missing = checkpoint.missing(&partitions);
-    if mode != ParseMode::Lenient && !missing.is_empty() {
-        return Err(refuse(missing_files(&missing, checkpoint.world, "ranks")));
-    }
-    set_ends(&model, checkpoints.iter().flat_map(ZeroCheckpoint::parts));
-    let mut assembly = TensorAssembly::new(model.sources());
-    let mut tensors = ZeroTensors { assembly: &mut assembly, added: HashMap::new(), parts: 0, text: 0, state: None };
-    let added = checkpoints.iter().try_for_each(|checkpoint| {
-        let added = checkpoint.add_tensors(&mut tensors, &mut mismatches);
-        added.map_err(|fault| match checkpoint.state {
-            Some(state) => format!("state {}: {fault}", quote(state)),
-            None => fault,
-        })
-    });
-    added.map_err(|fault| quoting_error(refuse(fault), &model, location))?;
-    let assembled = assembly.finish().map_err(|_| refuse("the names of its tensors are too long".to_owned()))?;
-    let mismatches = mismatches.settle(location, mode).map_err(|error| quoting_error(error, &model, location))?;
-    let (stage, world) = (checkpoint.stage, checkpoint.world as u64);
-    model.set_assembled(assembled, Vec::new());
-    let first = model.files.first().map(|file| file.location.clone());
-    let facts = &mut model.facts;
-    let of = if is_of_states { "the optimizer states of " } else { "" };
-    facts.description = format!("{of}a DeepSpeed checkpoint of ZeRO stage {stage} and {}", plural(world, "rank"));
-    (facts.main_file, facts.metadata) = (first, Some(Vec::new()));
-    (facts.unopened, facts.mismatches) = (unopened, mismatches);
-    Ok(model)
-}
-
 /// The names of the states that any file has.
-fn names_of_states(parsed: &[ZeroFile]) -> Vec<Option<&str>> {
+pub(super) fn names_of_states(parsed: &[ZeroFile]) -> Vec<Option<&str>> {
     let mut names = Vec::new();
     for file in parsed {
         if let ZeroFile::States(states) = file {
@@ -302,36 +57,22 @@ fn names_of_states(parsed: &[ZeroFile]) -> Vec<Option<&str>> {
     names
 }
 
-/// Fails if the checkpoint has files of kinds that are not read.
-fn check_supported(listing: &ZeroListing) -> Result<(), String> {
-    if let Some((_, name)) = listing.files.iter().find(|(name, _)| name.slice > 0) {
-        return Err(format!("has {}: checkpoints of tensor parallel models are not supported", quote(name)));
-    }
-    match &listing.other {
-        Some(name) => {
-            let name = quote(name);
-            Err(format!("has {name}: checkpoints of pipelines and of mixtures of experts are not supported"))
-        }
-        None => Ok(()),
-    }
-}
-
 /// The opened files of a checkpoint, with their numbers in the model.
-struct ZeroCheckpoint<'z> {
-    stage: u64,
+pub(super) struct ZeroCheckpoint<'z> {
+    pub stage: u64,
     /// Number of processes.
-    world: usize,
+    pub world: usize,
     /// By the numbers of the processes. In stages 1 and 2, there is one.
     models: HashMap<usize, (usize, &'z ZeroModelStates)>,
     partitions: HashMap<usize, (usize, &'z ZeroPartition)>,
     /// The state of the optimizer that the vectors have, if they do not have the parameters.
-    state: Option<&'z str>,
+    pub state: Option<&'z str>,
     /// The name of each file, for messages.
     names: Vec<String>,
 }
 
 impl<'z> ZeroCheckpoint<'z> {
-    fn new(
+    pub fn new(
         model: &Model,
         opened: &[(ZeroName, usize)],
         parsed: &'z [ZeroFile],
@@ -379,7 +120,7 @@ impl<'z> ZeroCheckpoint<'z> {
     }
 
     /// The names of the files of all processes that are missing. `listed` are those that are there.
-    fn missing(&self, listed: &HashMap<usize, &str>) -> Vec<String> {
+    pub fn missing(&self, listed: &HashMap<usize, &str>) -> Vec<String> {
         let partitions = (0..self.world).filter(|rank| !listed.contains_key(rank));
         let partitions = partitions.map(|rank| format!("zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"));
         let models = (0..self.world).filter(|rank| self.stage == 3 && !self.models.contains_key(rank));
@@ -387,7 +128,7 @@ impl<'z> ZeroCheckpoint<'z> {
     }
 
     /// All parts of files that it may use, with the numbers of these.
-    fn parts(&self) -> impl Iterator<Item = (usize, &'z RankPart)> {
+    pub fn parts(&self) -> impl Iterator<Item = (usize, &'z RankPart)> {
         let vectors =
             self.partitions.values().flat_map(|(file, one)| one.vectors.iter().map(move |part| (*file, part)));
         let others = self.models.values().flat_map(|(file, states)| {
@@ -399,7 +140,7 @@ impl<'z> ZeroCheckpoint<'z> {
     }
 
     /// Adds all tensors. Fails if the files do not fit each other.
-    fn add_tensors(&self, tensors: &mut ZeroTensors<'_, 'z>, mismatches: &mut SetMismatches) -> Result<(), String> {
+    pub fn add_tensors(&self, tensors: &mut ZeroTensors<'_, 'z>, mismatches: &mut SetMismatches) -> Result<(), String> {
         let (file, states) = self.models[&0];
         tensors.state = self.state;
         if self.state.is_none() {
@@ -645,7 +386,7 @@ type FrozenParts<'z> = HashMap<usize, (usize, HashMap<&'z str, &'z RankPart>)>;
 type AddedTensors = HashMap<String, (RankPart, Vec<u64>, Vec<SourcePart>)>;
 
 /// The tensors that were added.
-struct ZeroTensors<'a, 'z> {
+pub(super) struct ZeroTensors<'a, 'z> {
     assembly: &'a mut TensorAssembly,
     added: AddedTensors,
     /// Number of parts of all of them.
@@ -656,7 +397,11 @@ struct ZeroTensors<'a, 'z> {
     state: Option<&'z str>,
 }
 
-impl ZeroTensors<'_, '_> {
+impl<'a> ZeroTensors<'a, '_> {
+    pub fn new(assembly: &'a mut TensorAssembly) -> Self {
+        Self { assembly, added: HashMap::new(), parts: 0, text: 0, state: None }
+    }
+
     /// The name of a tensor that belongs to a parameter. That of a state is the one that PyTorch gives it in a
     /// flattened state dict of an optimizer.
     fn name<'n>(&mut self, parameter: &'n str) -> Result<Cow<'n, str>, String> {
@@ -706,71 +451,12 @@ fn elements(shape: &[u64]) -> Result<u64, String> {
     count.ok_or_else(|| format!("its shape {} is too large", brackets(shape)))
 }
 
-/// The name of the model, from the pattern: that of its directory.
-pub(super) fn stem_of(location: &Location) -> Option<OsString> {
-    let name = location.parent().file_name().to_owned();
-    match location.file_name() {
-        pattern if pattern == STATES => Some(OPTIMIZER.into()),
-        pattern => (pattern == PATTERN).then(|| if name.is_empty() { "model".into() } else { name }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::source::{MemorySource, Source};
     use std::ops::Range;
     use std::sync::Arc;
-
-    #[test]
-    fn names_of_files_are_parsed() {
-        let name = |is_partition, rank, slice| Some(ZeroName { is_partition, rank, slice });
-        let cases = [
-            ("mp_rank_00_model_states.pt", name(false, None, 0)),
-            ("mp_rank_01_model_states.pt", name(false, None, 1)),
-            ("zero_pp_rank_12_mp_rank_00_model_states.pt", name(false, Some(12), 0)),
-            ("zero_pp_rank_0_mp_rank_00_optim_states.pt", name(true, Some(0), 0)),
-            ("bf16_zero_pp_rank_3_mp_rank_02_optim_states.pt", name(true, Some(3), 2)),
-            ("mp_rank_00_optim_states.pt", None),
-            ("bf16_mp_rank_00_model_states.pt", None),
-            ("zero_pp_rank_x_mp_rank_00_optim_states.pt", None),
-            ("mp_rank_100_model_states.pt", name(false, None, 100)),
-            // Files of other names than DeepSpeed writes could be of the same rank as others.
-            ("mp_rank_000_model_states.pt", None),
-            ("zero_pp_rank_0_mp_rank_0_optim_states.pt", None),
-            ("zero_pp_rank_0_mp_rank_000_model_states.pt", None),
-            ("zero_pp_rank_00_mp_rank_00_model_states.pt", None),
-            ("layer_00-model_00-model_states.pt", None),
-            ("model_states.pt", None),
-        ];
-        for (text, expected) in cases {
-            assert_eq!(ZeroName::parse(text.as_ref()), expected, "{text}");
-        }
-        assert!(is_of_other_kind("layer_00-model_00-model_states.pt".as_ref()));
-        assert!(is_of_other_kind("layer_1_expert_0_mp_rank_00_model_states.pt".as_ref()));
-        assert!(is_of_other_kind("expert_0_mp_rank_00_model_states.pt".as_ref()));
-        assert!(!is_of_other_kind("mp_rank_00_model_states.pt".as_ref()));
-    }
-
-    #[test]
-    fn noted_names_are_read_if_the_directory_is_not_listed() {
-        let dir = tempfile::tempdir().unwrap();
-        let location = Location::from(&*dir.path().join("absent").join(PATTERN));
-        assert!(
-            ZeroListing::read(&location).is_err() && !is_zero(&location.parent().join("mp_rank_00_model_states.pt"))
-        );
-        let partition = "zero_pp_rank_0_mp_rank_00_optim_states.pt";
-        // Its directory has no other file that is known.
-        assert!(!is_zero(&location.parent().join(partition)));
-        let other = "expert_0_mp_rank_00_model_states.pt";
-        let beside = [other, partition, "other.pt"].map(OsStr::new);
-        let (_, pattern) = super::super::pattern_of(partition.as_ref()).unwrap();
-        pattern.note_files(&location, &[OsStr::new(partition)], beside.into_iter());
-        let listing = ZeroListing::read(&location).unwrap();
-        assert_eq!((listing.files.len(), &listing.files[0].1[..]), (1, partition));
-        assert_eq!(listing.other.as_deref(), Some(other));
-        assert!(is_zero(&location.parent().join(partition)));
-    }
 
     #[test]
     fn vectors_are_cut_at_the_ends_of_their_parts() {
@@ -806,8 +492,7 @@ mod tests {
             names: vec!["\"a\"".to_owned(), "\"b\"".to_owned()],
         };
         let (mut assembly, mut mismatches) = (TensorAssembly::new(&sources), SetMismatches::default());
-        let mut tensors =
-            ZeroTensors { assembly: &mut assembly, added: HashMap::new(), parts: 0, text: 0, state: None };
+        let mut tensors = ZeroTensors::new(&mut assembly);
         checkpoint.add_tensors(&mut tensors, &mut mismatches)?;
         Ok((tensors.added.into_iter().map(|(name, (_, _, data))| (name, data)).collect(), mismatches))
     }
