@@ -18,7 +18,7 @@ pub use warnings::{ProblemKind, ProblemPlace, WeightRefusal, WeightWarning, add_
 use crate::codec::quantized::{CodePacking, Parts, QuantizedLayout, QuantizedPart, ScaleType};
 use schemes::FoundWeight;
 use site::{CodeDtypes, WeightSite};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// A weight that is stored as codes and companions.
@@ -435,12 +435,19 @@ fn may_be_codes(stored: &SiteTensor) -> bool {
         && stored.name.ends_with(".weight")
 }
 
-/// Whether a model may be quantized, so that its configuration must be read. Fast, because few names are those of
+/// Whether a model may be quantized, so that its configuration must be read. Fast, because few names end like those of
 /// scales.
 pub fn may_be_quantized(tensors: &dyn StoredTensors) -> bool {
+    // By the last two bytes of the names of scales.
+    let mut by_end: BTreeMap<Option<&[u8; 2]>, Vec<&WeightEndings>> = BTreeMap::new();
+    for (_, ending) in schemes::all_endings() {
+        by_end.entry(ending.scales.as_bytes().last_chunk()).or_default().push(ending);
+    }
     all_tensors(tensors).any(|stored| {
-        let has_codes = schemes::all_endings().any(|(_, ending)| {
-            let values = stem_before(stored.name, ending.scales)
+        let has_codes = by_end.get(&stored.name.as_bytes().last_chunk()).into_iter().flatten().any(|ending| {
+            let values = stored
+                .name
+                .strip_suffix(ending.scales)
                 .and_then(|stem| tensors.find(&[stem, ending.values].concat()))
                 .filter(|values| *values != stored.index);
             values.is_some_and(|values| ending.codes.include(tensors.tensor(values).dtype))
