@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
+from loaders import drop_caches, random_llama
+
 WORK = Path("target/bench-checkpoints")
 
 DEADLINE = 900
@@ -152,11 +154,6 @@ def bytes_read(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
 
 
-def drop_caches() -> None:
-    subprocess.run(["sync"], check=True, timeout=DEADLINE)
-    Path("/proc/sys/vm/drop_caches").write_text("3")
-
-
 def run_framework(name: str, source: Path, target: Path) -> Run:
     command = [sys.executable, __file__, "--convert", name, str(source), str(target)]
     log = WORK / "log"
@@ -206,27 +203,6 @@ def run_weightfs(command: List[Any], output: Optional[Path]) -> Run:
 # Checkpoints, written by the frameworks.
 
 
-def llama(size: int, dtype: Any) -> Any:
-    """A random Llama of about `size` bytes."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    hidden = 2048
-    layer = dtype.itemsize * (4 * hidden * hidden + 3 * hidden * 4 * hidden)
-    config = LlamaConfig(
-        hidden_size=hidden,
-        intermediate_size=4 * hidden,
-        num_hidden_layers=max(1, size // layer),
-        num_attention_heads=16,
-        vocab_size=4096,
-        architectures=["LlamaForCausalLM"],
-        dtype=dtype,
-    )
-    torch.manual_seed(1)
-    torch.set_default_dtype(dtype)
-    return LlamaForCausalLM(config)
-
-
 def write_rank(rank: int, kind: str, place: Path, size: int) -> None:
     """Writes what one process writes of a checkpoint."""
     import torch
@@ -238,7 +214,7 @@ def write_rank(rank: int, kind: str, place: Path, size: int) -> None:
     if kind == "zero":
         import deepspeed
 
-        model = llama(size // 2, torch.bfloat16)
+        model = random_llama(size // 2, torch.bfloat16)
         options = {
             "train_batch_size": world,
             "bf16": {"enabled": True},
@@ -255,7 +231,7 @@ def write_rank(rank: int, kind: str, place: Path, size: int) -> None:
 
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("fsdp",))
-    model = llama(size, torch.bfloat16)
+    model = random_llama(size, torch.bfloat16)
     state = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in model.state_dict().items()}
     if kind == "dcp":
         import torch.distributed.checkpoint as dcp

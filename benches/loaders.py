@@ -198,28 +198,37 @@ def load_in_process(name: str, folders: Folders) -> Loaded:
     return Loaded(*json.loads(process.stdout.splitlines()[-1]))
 
 
-def make_model(weightfs: str, size: int, place: Path) -> None:
-    """A random Llama of about `size` bytes in one file of float16 numbers, and its tensors as .npy files. They are
-    kept."""
-    if place.exists():
-        return
+def random_llama(size: int, dtype: Any) -> Any:
+    """A random Llama of about `size` bytes. `dtype` is one of torch."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     hidden = 2048
     # Four square matrices of attention, and three of the width `intermediate_size`.
-    layer = 2 * (4 * hidden * hidden + 3 * hidden * 4 * hidden)
+    layer = dtype.itemsize * (4 * hidden * hidden + 3 * hidden * 4 * hidden)
     config = LlamaConfig(
         hidden_size=hidden,
         intermediate_size=4 * hidden,
         num_hidden_layers=max(1, size // layer),
         num_attention_heads=16,
         vocab_size=4096,
+        architectures=["LlamaForCausalLM"],
+        dtype=dtype,
     )
     torch.manual_seed(1)
-    torch.set_default_dtype(torch.float16)
+    torch.set_default_dtype(dtype)
+    return LlamaForCausalLM(config)
+
+
+def make_model(weightfs: str, size: int, place: Path) -> None:
+    """A random Llama of about `size` bytes in one file of float16 numbers, and its tensors as .npy files. They are
+    kept."""
+    if place.exists():
+        return
+    import torch
+
     unfinished = place.with_suffix(".unfinished")
-    LlamaForCausalLM(config).save_pretrained(unfinished / "llama", max_shard_size="1TB")
+    random_llama(size, torch.float16).save_pretrained(unfinished / "llama", max_shard_size="1TB")
     run([weightfs, "cp", unfinished / "llama", "npy", unfinished])
     unfinished.rename(place)
 
