@@ -185,7 +185,7 @@ impl<'a> SourceLocator<'a> {
                 };
                 let waiting = client.clone();
                 self.connecting = show_connecting(server_name(url)?, move || waiting.attempts());
-                Ok(self.client.insert(client).resolve(url)?)
+                resolve_url(self.client.insert(client), url)
             }
             #[cfg(not(feature = "remote"))]
             SourceArg::Url(_) => bail!("this weightfs was built without remote sources"),
@@ -237,6 +237,17 @@ impl<'a> SourceLocator<'a> {
         self.client.iter().try_for_each(FetchClient::resume).context("cannot start a thread")?;
         Ok(())
     }
+}
+
+/// The location that a URL names: that of files on a server, or of a set of tensors in one of them.
+#[cfg(feature = "remote")]
+fn resolve_url(client: &FetchClient, url: &str) -> anyhow::Result<Location> {
+    let is_model = |file: &str| Path::new(file).file_name().and_then(weightfs::format::format_stem).is_some();
+    let set = url.rsplit_once('/').filter(|(file, set)| model::FILE_SETS.contains(set) && is_model(file));
+    Ok(match set {
+        Some((file, set)) => client.resolve(file)?.join(set),
+        None => client.resolve(url)?,
+    })
 }
 
 /// The server that a URL leads to, for people.

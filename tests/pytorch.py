@@ -133,9 +133,24 @@ def load(path):
         return np.frombuffer(stored(f"{prefix}data/{key}"), own, numel).astype(dtype), name
 
     root = Unpickler(io.BytesIO(stored(pickled)), storage).load()
-    found = dict(tensors(root))
-    inner = all(name.startswith("state_dict.") for name in found) and isinstance(root, dict) and "state_dict" in root
-    return {name.removeprefix("state_dict.") if inner else name: tensor for name, tensor in found.items()}
+    return {shown(root, name): tensor for name, tensor in tensors(root)}
+
+
+def shown(root, name):
+    """The name of a tensor in a mount, after the folder of its set if it is not one of the weights."""
+    if not isinstance(root, dict):
+        return name
+    states = [key for key, value in root.items() if isinstance(value, dict) and set(value) == {"state", "param_groups"}]
+    for key in states:
+        if name.startswith(f"{key}."):
+            return f"optimizer/{name.removeprefix(f'{key}.')}"
+    weights = [key for key, value in root.items() if key not in states and any(tensors(value))]
+    if weights == ["state_dict"] or states and len(weights) == 1:
+        name = name.removeprefix(f"{weights[0]}.")
+        inner = root[weights[0]]
+        if states and isinstance(inner, dict) and [key for key, value in inner.items() if any(tensors(value))] == ["state_dict"]:
+            name = name.removeprefix("state_dict.")
+    return name
 
 
 # Writing.

@@ -5,7 +5,8 @@ use super::error::{Error, key_reason};
 use super::metadata::MetadataValue;
 use super::names::NameTable;
 use super::tensors::{
-    HeaderTensor, PackedLayout, RecordDetails, TensorInfo, TensorRecord, TensorTable, numbered_dtype, span,
+    HeaderTensor, PackedLayout, RecordDetails, TensorInfo, TensorLayout, TensorRecord, TensorTable, numbered_dtype,
+    span,
 };
 use crate::text::quote;
 use hashbrown::{DefaultHashBuilder, HashTable};
@@ -91,7 +92,7 @@ impl fmt::Display for SkippedEntry {
 
 /// The entries that were skipped. A damaged file may have millions, so only the first ones are kept; the others are
 /// counted.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct SkipList {
     kept: Vec<SkippedEntry>,
     more: usize,
@@ -147,6 +148,9 @@ impl SkipList {
     }
 }
 
+/// Maximum number of keys in [`Header::entries`]. Files of training have about ten.
+pub(super) const ENTRIES_MAX: usize = 100;
+
 #[derive(Debug, Default)]
 pub struct Header {
     pub format: &'static str,
@@ -160,6 +164,10 @@ pub struct Header {
     /// Each metadata key, and the range of the key and its value, in bytes from the start of the file; in the order of
     /// the file. Empty if the header of the format is text.
     pub pairs: Vec<(String, Range<u64>)>,
+    /// The keys of the root whose values may have parts, in formats whose tensors are nested. The names of the parts
+    /// begin with the key and a dot. Empty if there are more than `ENTRIES_MAX`, if another key is a text that begins
+    /// like the names of parts, or if names begin in one of the entries.
+    pub entries: Vec<String>,
     tensors: TensorTable,
     /// The entries that were skipped; empty unless the file was read leniently.
     pub skipped: SkipList,
@@ -192,6 +200,32 @@ impl Header {
 
     pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         self.tensors.retain(keep);
+    }
+
+    /// A part of the file: the tensors with these numbers, all of whose names begin with `prefix`, and the metadata of
+    /// the part whose keys do. `prefix` is left out of both. What was skipped in the file is in each part.
+    pub fn part(&self, prefix: &str, tensors: &[usize], has_key: impl Fn(&str) -> bool) -> Result<Self, Error> {
+        let mut builder = HeaderBuilder::new(ParseMode::Strict);
+        for (at, HeaderTensor { info, range, layout }) in tensors.iter().map(|at| (*at, self.tensor(*at))) {
+            let dtype = match info.dtype {
+                Dtype::Unknown(name) => builder.raw_dtype(name),
+                known => builder.known_dtype(known),
+            };
+            let tensor = builder.tensor(info.name.strip_prefix(prefix).unwrap_or(info.name), dtype, info.shape, range);
+            let tensor = NewTensor { is_unusual: self.is_unusual(at), ..tensor };
+            match layout {
+                Some(TensorLayout { strides, size, word }) => builder.push_strided(tensor, strides, size, word),
+                None => builder.push(tensor),
+            }
+        }
+        for (key, value) in self.metadata.iter().filter(|(key, _)| has_key(key)) {
+            if let Some(key) = key.strip_prefix(prefix) {
+                builder.metadata(key.to_owned(), value.clone());
+            }
+        }
+        let part = builder.finish(self.format, None, self.data_start, "two tensors of a set have the same name")?;
+        let (version, is_copied, skipped) = (self.version, self.is_copied, self.skipped.clone());
+        Ok(Self { version, is_copied, skipped, ..part })
     }
 
     pub fn value(&self, key: &str) -> Option<&MetadataValue> {
@@ -407,6 +441,11 @@ impl HeaderBuilder {
     /// Adds the range of a metadata key and its value, in bytes from the start of the file.
     pub fn pair(&mut self, key: String, range: Range<u64>) {
         self.header.pairs.push((key, range));
+    }
+
+    /// Sets the keys of the root whose values may have parts.
+    pub fn entries(&mut self, entries: Vec<String>) {
+        self.header.entries = entries;
     }
 
     pub fn version(&mut self, version: u32) {

@@ -101,7 +101,7 @@ impl CatalogFolders {
     /// root of that tree. The folder has the last tree number.
     pub fn beside_main(sets: Catalog, shown: ShownViews, ownership: Ownership) -> Self {
         let folders = Self::new(sets, shown, ownership);
-        Self { number: folders.models.len() as u32 + 1, ..folders }
+        Self { number: tree(ModelId::new(folders.models.len())), ..folders }
     }
 
     /// The number of the tree of the folders in complete inode numbers.
@@ -124,7 +124,14 @@ impl CatalogFolders {
     /// The model whose root has this complete inode number, if it is the root of a model.
     pub fn root_of(ino: Ino) -> Option<ModelId> {
         let (tree, local) = ino::split_ino(ino);
-        tree.checked_sub(1).filter(|_| local == ROOT).map(ModelId::from)
+        model_in(tree).filter(|_| local == ROOT && tree.is_multiple_of(ino::GROUP_TREES))
+    }
+
+    /// The tree with a number, which is that of a model or of another set in its file. Opens the model at the first
+    /// call.
+    pub fn tree(&self, number: u32, request: &ReadRequest) -> Result<&ModelVolume, Error> {
+        let model = model_in(number).ok_or(Error::NoEntry)?;
+        self.volume(model, request)?.in_group(number).ok_or(Error::NoEntry)
     }
 
     /// The tree of a model. Opens the model at the first call.
@@ -369,9 +376,9 @@ impl CatalogFolders {
         Ok(path.as_os_str().as_bytes())
     }
 
-    /// Number of trees: one for the folders, and one for each model.
+    /// How many tree numbers the file system takes that has these folders. Some of them are unused.
     pub fn trees(&self) -> u32 {
-        self.models.len() as u32 + 1
+        tree(ModelId::new(self.models.len())) + 1
     }
 
     /// See [`super::Superblock::version`].
@@ -443,9 +450,14 @@ impl CatalogFolders {
     }
 }
 
-/// The tree number of a model. Tree 0 is that of the folders.
+/// The tree number of a model. The first group is that of the folders, or of the model that is mounted.
 fn tree(model: ModelId) -> u32 {
-    u32::from(model) + 1
+    (u32::from(model) + 1) * ino::GROUP_TREES
+}
+
+/// The model to whose group a tree number belongs.
+fn model_in(tree: u32) -> Option<ModelId> {
+    (tree / ino::GROUP_TREES).checked_sub(1).map(ModelId::from)
 }
 
 pub(super) fn folder_ino(folder: FolderId) -> Ino {

@@ -1,16 +1,20 @@
 //! Inode numbers: how a view and a file number are packed into 64 bits, so that no state is stored per file.
 //!
-//! From the highest bit: 24 bits for the tree, 8 bits for the kind and 32 bits for a number within the kind. If one
-//! model is mounted, it is tree 0, the models beside it are the trees from 1 on, and the folder of these is the last
-//! tree. If a directory of models is mounted, the folders are tree 0 and the models are the trees from 1 on. In the
+//! From the highest bit: 24 bits for the tree, 8 bits for the kind and 32 bits for a number within the kind. Trees are
+//! numbered in groups of four: a model, and the other sets of tensors in its file. If one model is mounted, it has the
+//! first group, the models beside it have the next ones, and the folder of these is the tree after the last group. If a
+//! directory of models is mounted, the folders are tree 0, and the models have the groups from the second on. In the
 //! tree of a model, kinds 64 to 127 are the directories of views in `shards/FILE/`, and kinds 128 to 191 are the files
 //! of views, by the index of the row of the view.
 
 use super::attr::{Ino, ROOT};
-use crate::model::ModelFileId;
+use crate::model::{FILE_SETS, ModelFileId};
 use crate::view::View;
 
 const TREE_SHIFT: u32 = 40;
+
+/// Number of trees in a group: one for the model, and one for each other set of tensors that its file may have.
+pub(super) const GROUP_TREES: u32 = 1 + FILE_SETS.len() as u32;
 
 /// Number of tree numbers.
 pub(super) const TREES_MAX: u32 = 1 << (u64::BITS - TREE_SHIFT);

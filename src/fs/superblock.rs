@@ -9,7 +9,7 @@ use super::volume::{ModelVolume, TensorFile};
 use crate::content::{Content, ReadRequest};
 use crate::model::{Model, ModelId, OpenedModel, TensorId};
 use crate::source::Location;
-use crate::view::{ShownViews, View};
+use crate::view::ShownViews;
 use std::fmt;
 use std::sync::Arc;
 
@@ -79,10 +79,11 @@ impl Superblock {
         self.served = replaced.served.clone();
     }
 
-    /// Number of trees with inode numbers of their own.
+    /// How many tree numbers the file system takes. Some of them are unused.
     pub(super) fn trees(&self) -> u32 {
         match &self.root {
-            FsRoot::Volume(_, sets) => 1 + sets.as_ref().map_or(0, |sets| sets.trees()),
+            FsRoot::Volume(_, None) => ino::GROUP_TREES,
+            FsRoot::Volume(_, Some(sets)) => sets.trees(),
             FsRoot::Folders(folders) => folders.trees(),
         }
     }
@@ -145,9 +146,11 @@ impl Superblock {
         request: &ReadRequest,
         mut add: impl FnMut(Dentry<'s>) -> bool,
     ) -> Result<(), Error> {
-        let Some(sets) = self.sets_in(ino) else { return self.list(ino, offset, request, add) };
-        let views = View::all().len() as u64;
-        let in_sets = offset.saturating_sub(views).max(DOTS);
+        let (FsRoot::Volume(volume, Some(sets)), ROOT) = (&self.root, ino) else {
+            return self.list(ino, offset, request, add);
+        };
+        let own = volume.root_len() as u64;
+        let in_sets = offset.saturating_sub(own).max(DOTS);
         // Waits for what the second list needs before the first entry is passed.
         sets.readdir(ROOT, in_sets, request, |_| true)?;
         let mut is_full = false;
@@ -158,7 +161,7 @@ impl Superblock {
         if is_full {
             return Ok(());
         }
-        sets.readdir(ROOT, in_sets, request, |entry| add(Dentry { next: entry.next + views, ..entry }))
+        sets.readdir(ROOT, in_sets, request, |entry| add(Dentry { next: entry.next + own, ..entry }))
     }
 
     /// As [`Superblock::readdir`], without the models beside the one that is mounted.
@@ -278,12 +281,13 @@ impl Superblock {
     fn tree(&self, ino: Ino, request: &ReadRequest) -> Result<(InodeTree<'_>, Ino), Error> {
         let (tree, local) = ino::split_ino(ino);
         match &self.root {
-            FsRoot::Volume(volume, _) if tree == 0 => Ok((InodeTree::Volume(volume), local)),
+            FsRoot::Volume(volume, _) if tree < ino::GROUP_TREES => {
+                Ok((InodeTree::Volume(volume.in_group(tree).ok_or(Error::NoEntry)?), local))
+            }
             FsRoot::Volume(_, None) => Err(Error::NoEntry),
-            FsRoot::Folders(folders) | FsRoot::Volume(_, Some(folders)) => match tree.checked_sub(1) {
-                _ if tree == folders.number() => Ok((InodeTree::Folders(folders), local)),
-                None => Err(Error::NoEntry),
-                Some(model) => Ok((InodeTree::Volume(folders.volume(ModelId::from(model), request)?), local)),
+            FsRoot::Folders(folders) | FsRoot::Volume(_, Some(folders)) => match tree == folders.number() {
+                true => Ok((InodeTree::Folders(folders), local)),
+                false => Ok((InodeTree::Volume(folders.tree(tree, request)?), local)),
             },
         }
     }

@@ -13,6 +13,7 @@ use crate::view::{CachedResults, ModelViews, ShownViews, View, ViewFile, ViewFil
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::mem;
 use std::sync::{Arc, OnceLock};
 
 /// A model as a directory tree. Arguments are inode numbers within this tree; results are complete inode numbers.
@@ -25,6 +26,8 @@ pub(super) struct ModelVolume {
     number: u32,
     /// The parent directory of the root.
     up: Ino,
+    /// The other sets of tensors in the file of the model, which are directories in the root.
+    sets: Vec<ModelVolume>,
     tree: OnceLock<TensorTree>,
     samples: OnceLock<TensorTree>,
     /// Tensors whose file names are cut, by directory and file name.
@@ -112,9 +115,10 @@ impl VolumeNode<'_> {
 }
 
 impl ModelVolume {
-    /// The tree of a model, with the tree number `number`. `up` is the parent directory of its root.
+    /// The tree of a model, with the tree number `number`, and those of the other sets in its file, with the next ones.
+    /// `up` is the parent directory of its root.
     pub fn new(
-        model: Model,
+        mut model: Model,
         shown: ShownViews,
         ownership: Ownership,
         owner: FileOwner,
@@ -122,9 +126,31 @@ impl ModelVolume {
         number: u32,
         up: Ino,
     ) -> Self {
+        // They have the same files, and so the same owner.
+        let sets = mem::take(&mut model.facts.sets).into_iter().zip(number + 1..);
+        let set_volume = |(set, at)| Self::new(set, shown.clone(), ownership, owner, results.clone(), at, root(number));
+        let sets = sets.map(set_volume).collect();
         let views = ModelViews::new(model, shown, results, number);
         let (tree, samples, cut, version) = Default::default();
-        Self { views, ownership, owner, number, up, tree, samples, cut, version }
+        Self { views, ownership, owner, number, up, sets, tree, samples, cut, version }
+    }
+
+    /// The tree with a number in the group of this one.
+    pub fn in_group(&self, number: u32) -> Option<&Self> {
+        match number.checked_sub(self.number)?.checked_sub(1) {
+            None => Some(self),
+            Some(set) => self.sets.get(set as usize),
+        }
+    }
+
+    /// The number of positions in the root.
+    pub fn root_len(&self) -> usize {
+        View::all().len() + self.sets.len()
+    }
+
+    /// The name of a set in the file of a model, which is that of its directory.
+    fn set_name(&self) -> &OsStr {
+        self.model().location.file_name()
     }
 
     pub fn lookup(&self, parent: Ino, name: &[u8], request: &ReadRequest) -> Result<Attr, Error> {
@@ -133,6 +159,11 @@ impl ModelVolume {
         if let Some((view, folder)) = self.folder(dir, request)? {
             let entry = folder.find(name).ok_or(Error::NoEntry)?;
             return self.attr(&self.node(entry_inode(view, entry), request)?, request);
+        }
+        if dir == InodeDir::Root
+            && let Some(set) = self.sets.iter().find(|set| set.set_name() == name)
+        {
+            return set.getattr(ROOT, request);
         }
         let inode = match dir {
             InodeDir::Root | InodeDir::Shard(_) => {
@@ -205,11 +236,20 @@ impl ModelVolume {
             }
             return Ok(());
         }
-        for at in from..self.entries_len(dir) {
+        let views = self.entries_len(dir);
+        for at in from..views {
             if let Some((inode, name)) = self.entry(dir, at)
                 && add(self.dentry(inode, name, at + 1))
             {
-                break;
+                return Ok(());
+            }
+        }
+        if dir == InodeDir::Root {
+            for (at, set) in self.sets.iter().enumerate().skip(from.saturating_sub(views)) {
+                let (ino, name, next) = (root(set.number), set.set_name().into(), (views + at + 1) as u64 + DOTS);
+                if add(Dentry { ino, kind: FileKind::Dir, name, next }) {
+                    break;
+                }
             }
         }
         Ok(())
@@ -325,7 +365,8 @@ impl ModelVolume {
     pub fn statfs(&self) -> Statfs {
         let model = self.model();
         let blocks = model.sources().iter().map(|source| source.len().div_ceil(SECTOR)).sum();
-        Statfs { blocks, files: (model.listed().len() + model.metadata().len()) as u64 }
+        let files = (model.listed().len() + model.metadata().len()) as u64;
+        Statfs { blocks, files: files + self.sets.iter().map(|set| set.statfs().files).sum::<u64>() }
     }
 
     /// See [`super::Superblock::files_of`].

@@ -32,9 +32,11 @@ mod version;
 
 pub use assemble::dataset::MANIFEST;
 pub use assemble::index::index_stem;
-pub use assemble::ollama::{file_of, manifest_stem};
+pub use assemble::ollama::manifest_stem;
 pub use assemble::split::{first_split, open_alone, remark as split_remark};
-pub use assemble::{common_location, is_numbered, is_set, is_without_file, model_name, model_stem};
+pub use assemble::{
+    EXTRA, FILE_SETS, common_location, file_of, is_numbered, is_set, is_without_file, model_name, model_stem,
+};
 pub use catalog::{Catalog, CatalogFolder, FolderItem, NamedItem, PIPELINE};
 pub use data::{BytePlace, data_in};
 pub use diff::{MetadataChange, ModelDiff, TensorPartners, changes};

@@ -13,6 +13,7 @@ use super::table::{Model, ModelAccess};
 use crate::format::{self, ParseMode};
 use crate::source::{self, Directories, Location, SourceStat};
 use std::collections::HashSet;
+use std::mem;
 use std::path::{Path, PathBuf};
 
 /// A model, or a directory of models, that a location names.
@@ -66,7 +67,9 @@ pub fn open_location(location: &Location, mode: ParseMode) -> Result<OpenedModel
             let dir = base.and_then(|base| base.stat());
             model.facts.needed.push(dir.map_or(NOBODY, SourceStat::search));
             (model.facts.others, _) = files_in(&catalog, FILES);
-            Ok(OpenedModel::Model(model.into(), catalog.into_sets(only).map(Box::new)))
+            let taken = model.facts.sets.iter().map(|set| set.location.file_name());
+            let sets = catalog.into_sets(only, taken).map(Box::new);
+            Ok(OpenedModel::Model(model.into(), sets))
         }
         None if catalog.models().len() == 0 => Err(no_model(location, &catalog)),
         None => {
@@ -128,8 +131,8 @@ fn is_quoted(location: &Location, top: Option<&Location>) -> bool {
     [&main].into_iter().chain(&others).all(|file| is_below(file, &top))
 }
 
-/// Opens one model: a file, the index of a sharded model, the manifest of a dataset, any split, or
-/// a layer of an Ollama manifest.
+/// Opens one model: a file, a set of tensors in a file, the index of a sharded model, the manifest of a dataset, any
+/// split, or a layer of an Ollama manifest.
 pub fn open_model(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     open_below(None, location, mode)
 }
@@ -137,7 +140,7 @@ pub fn open_model(location: &Location, mode: ParseMode) -> Result<Model, Error> 
 /// Opens a model that was found below the directory `top`. Without `top`, the user named the model itself, whose files
 /// lie in its directory or in its store. The error quotes nothing of files that links lead to from there.
 pub fn open_below(top: Option<&Location>, location: &Location, mode: ParseMode) -> Result<Model, Error> {
-    let error = match assemble_model(location, mode).and_then(|mut model| model.recognise().map(|()| model)) {
+    let error = match assemble_model(location, mode).and_then(recognise_sets) {
         Err(error) if error.quotes() => match location.path().and_then(source::unfinished_download) {
             Some(reason) => return Err(Error::of_set(location, reason)),
             None => error,
@@ -145,6 +148,19 @@ pub fn open_below(top: Option<&Location>, location: &Location, mode: ParseMode) 
         opened => return opened,
     };
     Err(if is_quoted(location, top) { error } else { error.hidden(location) })
+}
+
+/// Recognises the quantized weights of a model, and of the other sets in its file.
+fn recognise_sets(mut model: Model) -> Result<Model, Error> {
+    model.recognise()?;
+    let mut sets = mem::take(&mut model.facts.sets);
+    for set in &mut sets {
+        set.recognise()?;
+        // The sets have the permissions of the model.
+        model.facts.described_by.append(&mut set.facts.described_by);
+    }
+    model.facts.sets = sets;
+    Ok(model)
 }
 
 /// Opens a model of a catalog. Its permissions are at most those of its files and of the directories between the folder

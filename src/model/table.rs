@@ -139,6 +139,9 @@ pub struct ModelFacts {
     /// Messages about other findings in an index or a manifest.
     pub remarks: Vec<String>,
     pub stated: StatedTotals,
+    /// The other sets of tensors in its file, such as the states of an optimizer: each a model of its own, whose
+    /// location is that of the file and the name of the set.
+    pub sets: Vec<Model>,
     /// The files of its directory that are not parts of it.
     pub others: OtherFiles,
 }

@@ -11,7 +11,9 @@ use super::values::{FloatDtype, ValueConversion};
 use crate::content::{Content, Error, ReadRequest, Segment};
 use crate::format::{Dtype, MetadataValue, pytorch, safetensors};
 use crate::model::quantization::QuantizedWeight;
-use crate::model::{self, INDEX, Model, ModelFile, ModelFileId, ModelId, OtherFile, OtherFiles, TensorId, TreeEntry};
+use crate::model::{
+    self, EXTRA, INDEX, Model, ModelFile, ModelFileId, ModelId, OtherFile, OtherFiles, TensorId, TreeEntry,
+};
 use crate::name;
 use crate::text::quote;
 use serde_json::{Map, Value};
@@ -270,7 +272,11 @@ fn refusal(model: &Model) -> Option<String> {
     if model.files.len() == 1 && model::is_numbered(name) {
         return Some(format!("{quoted} is one of several files; name their index or their directory"));
     }
-    if TRAINING.iter().any(|start| name.to_string_lossy().starts_with(start)) {
+    // The name of a file, or of a set of tensors in it.
+    let set = model.location.file_name();
+    let is_of_training = |name: &OsStr| TRAINING.iter().any(|start| name.to_string_lossy().starts_with(start));
+    if is_of_training(name) || set != name && (is_of_training(set) || set == EXTRA) {
+        let quoted = quote(&if is_of_training(name) { name } else { set }.to_string_lossy());
         return Some(format!("{quoted} does not have the weights of a model"));
     }
     let is_of_training = |id: &TensorId| TRAINING_TENSORS.iter().any(|start| model.name(*id).starts_with(start));

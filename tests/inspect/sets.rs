@@ -112,3 +112,60 @@ fn averages_are_a_folder_beside_the_weights() {
         room.ok(&format!("rm model/{name}"));
     }
 }
+
+/// A room with the files of training that have several sets, in the directory `model`.
+fn room_of_files() -> Room {
+    let room = Room::new();
+    let written = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/checkpoints/one-file");
+    room.ok(&format!("cp -r {written} model && chmod -R u+w model"));
+    room
+}
+
+#[test]
+fn commands_take_the_weights_of_a_file_or_a_set() {
+    let room = room_of_files();
+    let inside = sum(&room, "model/average.pt", "ema/tensors/0.weight");
+    assert_eq!(sum(&room, "model/average.pt/ema", "tensors/0.weight"), inside);
+    assert_eq!(sum(&room, "model", "average/ema/tensors/0.weight"), inside);
+    let listed = room.ok("weightfs ls model/lightning.ckpt");
+    assert!(listed.contains(" head.weight\n") && !listed.contains("exp_avg"), "{listed}");
+    let inspected = room.ok("weightfs inspect model/lightning.ckpt");
+    assert!(inspected.contains("pytorch, the weights (the file also has optimizer and extra)"), "{inspected}");
+    let inspected = room.ok("weightfs inspect model/lightning.ckpt/extra");
+    assert!(inspected.contains("pytorch, extra of a file with several sets of tensors"), "{inspected}");
+    // Files of their own, named after the set.
+    room.ok("mkdir out && weightfs export model/lightning.ckpt out/a.safetensors");
+    room.ok("weightfs diff --values out/a.safetensors model/lightning.ckpt");
+    room.ok("weightfs export model/lightning.ckpt/optimizer out/b.safetensors");
+    room.ok("weightfs diff --values out/b.safetensors model/lightning.ckpt/optimizer");
+    room.ok("weightfs cp model/average.pt/ema export/average-ema-whole.safetensors out && weightfs check out/average*");
+    let differ = room.sh("weightfs diff --values model/average.pt model/average.pt/ema");
+    assert!(differ.code == 1 && differ.out.contains("values: 4 different, 0 equal"), "{differ:?}");
+    // `check` reads the whole file.
+    for source in ["model/average.pt", "model/average.pt/ema", "model/tutorial.pt/extra"] {
+        room.ok(&format!("weightfs check {source}"));
+    }
+    // The file cannot be replaced by one of its sets.
+    room.ok("cp model/average.pt model/a.safetensors");
+    for source in ["model/a.safetensors", "model/a.safetensors/ema"] {
+        let said = room.sh(&format!("weightfs export --force {source} model/a.safetensors"));
+        assert!(said.code != 0 && said.err.contains("model/a.safetensors: part of the source"), "{said:?}");
+        let said = room.sh(&format!("weightfs metadata set {source} a=b"));
+        assert!(said.code != 0 && said.err.contains("the file has several sets of tensors"), "{said:?}");
+    }
+}
+
+#[test]
+fn sets_that_a_file_does_not_have_are_refused() {
+    let room = room_of_files();
+    for (path, fault) in [
+        ("average.pt/extra", "the file has no set of tensors \"extra\""),
+        ("average.pt/tensors", "Not a directory"),
+        ("missing.pt/optimizer", "no such file or directory"),
+    ] {
+        let said = room.sh(&format!("weightfs ls model/{path}"));
+        assert!(said.code != 0 && said.err.to_lowercase().contains(&fault.to_lowercase()), "{said:?}");
+    }
+    // A directory that has the name of a file of training.
+    room.ok("mkdir x.pt && cp model/tutorial.pt x.pt/optimizer && weightfs ls x.pt/optimizer | grep -q 1.weight");
+}

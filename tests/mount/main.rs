@@ -60,6 +60,7 @@ mod slm;
 mod splits;
 mod status;
 mod support;
+mod training;
 mod users;
 mod values;
 #[path = "../quantized/cases.rs"]

@@ -53,6 +53,7 @@ fn views_are_those_of_the_same_model_as_safetensors() {
         "big.pt",
         "protocol5.pt",
         "training.ckpt",
+        "resumed.ckpt",
         "pytorch_model.bin.index.json",
     ] {
         let mount = scene.mount(&dir.join(name), &[]);
@@ -100,16 +101,17 @@ fn metadata_and_commands() {
     written(&scene);
     let out = scene.ok("weightfs inspect torch/resumed.ckpt");
     for line in [
-        "  Format           pytorch",
         "  epoch                            3",
         "  losses                           [1.5, 2, 3]",
         "  optimizer.param_groups.0.params  [0, 1]",
+        "  Format           pytorch, the weights (the file also has optimizer)",
         "  tags                             [\"a\", \"b\"]",
     ] {
         assert!(out.contains(&format!("{line}\n")), "{out}");
     }
     let out = scene.ok("weightfs ls torch/resumed.ckpt");
-    assert!(out.contains(" state_dict.weight\n") && out.contains(" optimizer.state.0.exp_avg\n"), "{out}");
+    assert!(out.contains(" weight\n") && !out.contains("exp_avg"), "{out}");
+    assert!(scene.ok("weightfs ls torch/resumed.ckpt/optimizer").ends_with(" state.0.exp_avg\n"));
     let said = scene.sh("weightfs metadata set torch/views.pt a=b");
     assert!(said.code == 1 && said.err.contains("views.pt: metadata of pytorch files cannot be changed"), "{said:?}");
     assert_eq!(scene.ok("weightfs id torch/views.pt | wc -l"), scene.ok("weightfs id torch/views.safetensors | wc -l"));
@@ -273,16 +275,19 @@ fn real_checkpoints_are_read_as_by_python() {
     let scene = Scene::new();
     for (path, expected) in expected {
         let mount = scene.mount(Path::new(&path), &[]);
-        let index: serde_json::Value = serde_json::from_slice(&mount.read("index.json")).unwrap();
-        let sums = scene.ok(&format!("cd {} && sha256sum -- *", mount.path("tensors").display()));
-        let sums: BTreeMap<&str, &str> =
-            sums.lines().map(|line| line.split_once("  ").unwrap()).map(|(sum, name)| (name, sum)).collect();
-        let found = index["tensors"].as_array().unwrap().iter().map(|tensor| {
-            let name = tensor["name"].as_str().unwrap();
-            (name.to_owned(), serde_json::json!([tensor["dtype"], tensor["shape"], sums[name]]))
-        });
-        let found: BTreeMap<String, serde_json::Value> = found.collect();
-        assert_eq!(found, expected, "{path}");
+        let mut found: BTreeMap<String, serde_json::Value> = BTreeMap::new();
+        for set in ["", "optimizer/"].into_iter().filter(|set| mount.path(format!("{set}index.json")).exists()) {
+            let index: serde_json::Value = serde_json::from_slice(&mount.read(format!("{set}index.json"))).unwrap();
+            let dir = mount.path(format!("{set}tensors"));
+            let sums = scene.ok(&format!("cd {} && sha256sum -- *", dir.display()));
+            let sums: BTreeMap<&str, &str> =
+                sums.lines().map(|line| line.split_once("  ").unwrap()).map(|(sum, name)| (name, sum)).collect();
+            for tensor in index["tensors"].as_array().unwrap() {
+                let name = tensor["name"].as_str().unwrap();
+                found.insert(format!("{set}{name}"), serde_json::json!([tensor["dtype"], tensor["shape"], sums[name]]));
+            }
+        }
+        assert!(found == expected, "{path}");
     }
 }
 

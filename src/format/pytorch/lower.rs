@@ -16,14 +16,14 @@ use super::value::{
 };
 use super::{DUPLICATE, NAME, STATE_DICT, UNNAMED, checkpoint_error};
 use crate::format::error::Error;
-use crate::format::header::{Header, HeaderBuilder, ParseMode, SkippedEntry};
+use crate::format::header::{ENTRIES_MAX, Header, HeaderBuilder, ParseMode, SkippedEntry};
 use crate::format::input::HeaderInput;
 use crate::format::metadata::{MetadataValue, ScalarType, push_line};
 use crate::format::pickle::{PickleObject, PickleTree, PickleValue, is_ndarray};
 use crate::format::tensors::c_strides;
 use crate::format::zip::ZipDirectory;
 use crate::text::quote;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Maximum number of values that are visited, by all paths.
@@ -120,11 +120,42 @@ pub fn lower_tree(
 
 impl<'a> PickleLowering<'a> {
     fn root(&mut self, root: PickleValue) -> Result<(), Error> {
-        let Some(inner) = self.state_dict(root)? else { return self.walk(root, 0) };
+        let Some(inner) = self.state_dict(root)? else {
+            self.entries(root)?;
+            return self.walk(root, 0);
+        };
         self.part(STATE_DICT, |lowering| lowering.walk(inner, 1))?;
         let ValueKind::Dict(items) = self.kind(root) else { return Ok(()) };
         let tree = self.tree;
         self.items(items.items().filter(|(key, _)| !tree.is_text(*key, STATE_DICT)), 0)
+    }
+
+    /// Finds the keys of the root whose values may have parts.
+    fn entries(&mut self, root: PickleValue) -> Result<(), Error> {
+        let ValueKind::Dict(items) = self.kind(root) else { return Ok(()) };
+        self.spend(items.work())?;
+        let (mut entries, mut before_dots) = (BTreeSet::new(), BTreeSet::new());
+        // A pickle may repeat a long key any number of times.
+        let mut left = TEXT_MAX;
+        for (key, value) in items.items() {
+            let Some(key) = self.tree.text(key) else { continue };
+            match left.checked_sub(key.len()) {
+                Some(rest) => left = rest,
+                None => return Ok(()),
+            }
+            match key.split_once('.') {
+                Some((first, _)) => before_dots.insert(first),
+                None => container(value).is_some() && !key.is_empty() && entries.insert(key),
+            };
+            if entries.len().max(before_dots.len()) > ENTRIES_MAX {
+                return Ok(());
+            }
+        }
+        // A key with dots has the name of a path.
+        if entries.is_disjoint(&before_dots) {
+            self.builder.entries(entries.into_iter().map(str::to_owned).collect());
+        }
+        Ok(())
     }
 
     /// The value of the key `state_dict` of the root, if it holds all tensors.

@@ -95,21 +95,21 @@ pub fn is_other(name: &OsStr) -> bool {
     }
 }
 
-/// Whether these names, of all tensors and other values, are those of the state dict of an optimizer: `state` and
-/// `param_groups`, which may be in one entry of the root, such as `optimizer`.
-pub fn is_optimizer<'n>(names: impl IntoIterator<Item = &'n str>) -> bool {
-    let (mut before, mut has_state, mut has_groups) = (None, false, false);
+/// The number of bytes before `state` and `param_groups` if these names, of all tensors and other values, are those of
+/// the state dict of an optimizer. It may be in one entry of the root, such as `optimizer`. The state may be empty, as
+/// that of SGD without momentum.
+pub fn states_start<'n>(names: impl IntoIterator<Item = &'n str>) -> Option<usize> {
+    let (mut before, mut has_groups) = (None, false);
     for name in names {
         let mut starts = [0].into_iter().chain(name.find('.').map(|dot| dot + 1));
         let entry = |start: usize| name[start..].split('.').next().unwrap_or_default();
-        let Some(start) = starts.find(|start| [STATE, GROUPS].contains(&entry(*start))) else { return false };
+        let start = starts.find(|start| [STATE, GROUPS].contains(&entry(*start)))?;
         if *before.get_or_insert(&name[..start]) != &name[..start] {
-            return false;
+            return None;
         }
-        has_state |= entry(start) == STATE;
         has_groups |= entry(start) == GROUPS;
     }
-    has_state && has_groups
+    before.filter(|_| has_groups).map(str::len)
 }
 
 /// The file name of the safetensors model that programs prefer to the file with this name, if both are in a directory.

@@ -234,6 +234,29 @@ fn names_begin_in_the_state_dict_if_it_has_all_tensors() {
 }
 
 #[test]
+fn entries_are_the_keys_of_the_root_that_may_have_parts() {
+    let tensor = |pickle: Pickle| pickle.tensor("FloatStorage", "0", 12, 0, &[12], &[1]);
+    let entries = |pickle: Pickle| read(&file(pickle.raw(b"u").end()), ParseMode::Strict).unwrap().entries;
+    let model = || tensor(Pickle::new().raw(b"}(").text("model").raw(b"}").text("w")).raw(b"s");
+    let others = |pickle: Pickle| pickle.text("epoch").int(3).text("losses").ints(&[1]).text("").ints(&[1]);
+    assert_eq!(entries(others(model())), ["losses", "model"]);
+    assert_eq!(entries(others(model()).text("a.b").ints(&[1])), ["losses", "model"]);
+    // A key with the name of a path.
+    assert_eq!(entries(others(model()).text("model.b").ints(&[1])), [""; 0]);
+    // Names begin inside the only entry with tensors.
+    assert_eq!(entries(tensor(Pickle::new().raw(b"}(").text("state_dict").raw(b"}").text("w")).raw(b"s")), [""; 0]);
+    let many = |count: usize| {
+        (0..count).fold(tensor(Pickle::new().raw(b"}(").int(0)), |pickle, at| pickle.text(&at.to_string()).raw(b"]"))
+    };
+    assert_eq!((entries(many(100)).len(), entries(many(101)).len()), (100, 0));
+    // A long key that the pickle has once, and a dict often.
+    let key = Pickle::new().raw(b"}(").text(&"k".repeat(1 << 20)).raw(b"q\x01").raw(b"]");
+    let often = tensor((0..200).fold(key, |pickle, _| pickle.raw(b"h\x01]")).text("w"));
+    let error = read(&file(often.raw(b"u").end()), ParseMode::Strict).unwrap_err().to_string();
+    assert!(error.contains("more than 128 MiB of names and metadata"), "{error}");
+}
+
+#[test]
 fn tensors_of_different_paths_with_the_same_name_are_numbered() {
     let tensor = |pickle: Pickle, offset: i32| pickle.tensor("FloatStorage", "0", 12, offset, &[1], &[1]);
     // Two keys with a dot beside paths, a number beside its digits, and a name that a number would give.
@@ -544,19 +567,19 @@ fn gap(file: &[u8]) -> Vec<u8> {
 #[test]
 fn state_dicts_of_optimizers_are_recognised_by_their_names() {
     for (names, expected) in [
-        (&["state.0.exp_avg", "param_groups.0.lr"][..], true),
-        (&["optimizer.param_groups", "optimizer.state.a.b.exp_avg"], true),
-        (&["state.0.exp_avg"], false),
-        (&["param_groups.0.lr"], false),
-        (&["a.state.0", "b.param_groups"], false),
-        (&["a.b.state.0", "a.b.param_groups"], false),
-        (&["state.0.exp_avg", "param_groups.0.lr", "model.w"], false),
-        (&["optimizer.state.w.exp_avg", "optimizer.param_groups", "model.w"], false),
-        (&["states.0", "param_groups_2"], false),
-        (&[""], false),
-        (&[], false),
+        (&["state.0.exp_avg", "param_groups.0.lr"][..], Some(0)),
+        (&["optimizer.param_groups", "optimizer.state.a.b.exp_avg"], Some(10)),
+        (&["state.0.exp_avg"], None),
+        (&["param_groups.0.lr"], Some(0)),
+        (&["a.state.0", "b.param_groups"], None),
+        (&["a.b.state.0", "a.b.param_groups"], None),
+        (&["state.0.exp_avg", "param_groups.0.lr", "model.w"], None),
+        (&["optimizer.state.w.exp_avg", "optimizer.param_groups", "model.w"], None),
+        (&["states.0", "param_groups_2"], None),
+        (&[""], None),
+        (&[], None),
     ] {
-        assert_eq!(is_optimizer(names.iter().copied()), expected, "{names:?}");
+        assert_eq!(states_start(names.iter().copied()), expected, "{names:?}");
     }
 }
 

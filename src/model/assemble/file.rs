@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 impl Model {
-    /// Reads the header of a model of one file.
+    /// Reads the header of a model of one file. Does not look for several sets of tensors in it.
     pub fn from_source(location: &Location, source: Arc<dyn Source>, mode: ParseMode) -> Result<Self, Error> {
         Self::from_file(location, &ModelForm::FILE, location, source, mode)
     }
@@ -25,23 +25,30 @@ impl Model {
         source: Arc<dyn Source>,
         mode: ParseMode,
     ) -> Result<Self, Error> {
-        let name = file.file_name().to_string_lossy().into_owned();
-        let header = header::read_header(location, &*source, mode)?;
-        let shard = ModelFile { name, location: file.clone(), header, source };
-        Ok(Self::new(location, form, vec![shard]))
+        Ok(Self::new(location, form, vec![read_file(location, file, source, mode)?]))
     }
 }
 
-/// Opens a file that no other assembler knows.
-pub(super) fn open_file(location: &Location, mode: ParseMode) -> Result<Model, Error> {
-    let mut model = Model::from_source(location, source::open_local(location)?, mode)?;
+/// Reads the header of `file`. Errors name it `location`.
+pub(super) fn read_file(
+    location: &Location,
+    file: &Location,
+    source: Arc<dyn Source>,
+    mode: ParseMode,
+) -> Result<ModelFile, Error> {
+    let name = file.file_name().to_string_lossy().into_owned();
+    let header = header::read_header(location, &*source, mode)?;
+    Ok(ModelFile { name, location: file.clone(), header, source })
+}
+
+/// Adds remarks about a file that is a split of a model, or a rank of a Megatron checkpoint.
+pub(super) fn add_remarks(model: &mut Model) {
     let header = model.files.first().map(|file| &file.header);
     let (split, rank) = (header.and_then(split::remark), header.and_then(megatron_remark));
     if rank.is_some() {
         model.facts.description = "one rank of a Megatron checkpoint".to_owned();
     }
     model.facts.remarks.extend(split.into_iter().chain(rank));
-    Ok(model)
 }
 
 /// Whether a name is one under which transformers (`optimizer.pt`) and accelerate (`optimizer.bin`, `optimizer_1.bin`)
@@ -60,7 +67,7 @@ pub(in crate::model) fn has_states(location: &Location) -> bool {
     let Ok(source) = source::open_local(location) else { return false };
     header::read_header(location, &*source, ParseMode::Lenient).is_ok_and(|header| {
         let keys = header.metadata.iter().map(|(key, _)| &key[..]);
-        pytorch::is_optimizer(header.tensors().map(|tensor| tensor.info.name).chain(keys))
+        pytorch::states_start(header.tensors().map(|tensor| tensor.info.name).chain(keys)).is_some()
     })
 }
 

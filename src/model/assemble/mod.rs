@@ -4,6 +4,7 @@
 pub(super) mod checkpoint;
 pub(super) mod dataset;
 pub(super) mod distributed;
+pub(super) mod entries;
 pub(super) mod file;
 pub(super) mod index;
 mod listed;
@@ -21,6 +22,7 @@ use super::error::Error;
 use super::table::Model;
 use crate::format::ParseMode;
 use crate::source::Location;
+pub use entries::{EXTRA, FILE_SETS};
 pub(super) use set::KnownFiles;
 pub(super) use set::OPTIMIZER;
 use std::ffi::{OsStr, OsString};
@@ -65,7 +67,7 @@ const COUNTED: FilePattern = FilePattern { of: |_| None, are_model: |_| true, al
 /// One file that is a model.
 const FILE: Assembler = Assembler {
     claims: |_| true,
-    open: file::open_file,
+    open: entries::open_file,
     files: |location| KnownFiles::with(location, Vec::new()),
     stem: |location| file::stem(location.file_name()),
     pattern: None,
@@ -178,6 +180,14 @@ const ASSEMBLERS: &[Assembler] = &[
         is_file: false,
         ..SET
     },
+    Assembler {
+        claims: entries::is_set_in_file,
+        open: entries::open_set,
+        files: |location| KnownFiles::with(&location.parent(), Vec::new()),
+        stem: entries::stem_of_set,
+        is_file: false,
+        ..FILE
+    },
     Assembler { claims: onnx::is_onnx, open: onnx::open_onnx, files: onnx::onnx_files, stem: |_| None, ..SET },
     FILE,
 ];
@@ -195,8 +205,8 @@ pub fn is_set(location: &Location) -> bool {
     assembler(location).is_set
 }
 
-/// Whether a location names a model although it is not that of a file: it is the pattern of the names of its files, or
-/// a layer of an Ollama manifest.
+/// Whether a location names a model although it is not that of a file: it is the pattern of the names of its files, a
+/// layer of an Ollama manifest, or a set of tensors in a file.
 pub fn is_without_file(location: &Location) -> bool {
     !assembler(location).is_file
 }
@@ -226,6 +236,11 @@ impl FilePattern {
 /// Whether a file name is that of one of several shards, or of a split.
 pub fn is_numbered(name: &OsStr) -> bool {
     numbered::NumberedName::parse(name).is_some() || split::SplitName::parse(name).is_some()
+}
+
+/// The file that has the bytes of a model of one file: the blob of a layer, the file of a set, or the location itself.
+pub fn file_of(location: &Location) -> Result<Location, Error> {
+    ollama::blob_of(location).unwrap_or_else(|| Ok(known_files(location).main))
 }
 
 /// A location that all files have in common whose names lead to the same model: its first split, or the pattern of the

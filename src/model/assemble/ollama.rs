@@ -298,12 +298,10 @@ pub(in crate::model) fn open_layer(location: &Location, mode: ParseMode) -> Resu
     Ok(model)
 }
 
-/// The file that has the bytes of the model at a location: the blob of a layer, or the location itself.
-pub fn file_of(location: &Location) -> Result<Location, Error> {
-    match OllamaManifest::of_layer(location) {
-        Some((manifest, name)) => Ok(manifest.open(name)?.0),
-        None => Ok(location.clone()),
-    }
+/// The blob of a layer; `None` if the location is not that of one.
+pub(super) fn blob_of(location: &Location) -> Option<Result<Location, Error>> {
+    let (manifest, name) = OllamaManifest::of_layer(location)?;
+    Some(manifest.open(name).map(|(blob, ..)| blob))
 }
 
 /// The manifest that names the layer at a location, and the blob, whether it exists or not.

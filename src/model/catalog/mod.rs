@@ -9,6 +9,7 @@ mod sets;
 mod store;
 
 use super::assemble::OPTIMIZER;
+use super::assemble::entries::AVERAGE;
 use super::ids::{FolderId, ModelId};
 use super::others::OtherFiles;
 use crate::format::ParseMode;
@@ -16,9 +17,6 @@ use crate::source::{Directories, Location, SourceStat};
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
-
-/// The name of the folder that shows averages of the weights beside these.
-const AVERAGE: &str = "ema";
 
 /// The file of a pipeline of diffusers that names its parts, each in a folder of its own.
 pub const PIPELINE: &str = "model_index.json";

@@ -3,7 +3,8 @@
 
 use super::build::CatalogBuilder;
 use super::names::FolderNames;
-use super::{AVERAGE, Catalog, FolderItem, FoundModel, NamedItem};
+use super::{Catalog, FolderItem, FoundModel, NamedItem};
+use crate::model::assemble::entries::{AVERAGE, has_word};
 use crate::model::assemble::{self, OPTIMIZER, checkpoint};
 use crate::model::ids::{FolderId, ModelId};
 use crate::source::Location;
@@ -29,7 +30,7 @@ impl Catalog {
     /// Whether the name of a file in the directory, or of a directory in it or a file there, has the word `ema`.
     fn is_named_average(&self, model: ModelId) -> bool {
         let (file, dir) = (self.model(model), self.model(model).parent());
-        let is_named = |location: &Location| has_word(location.file_name(), AVERAGE);
+        let is_named = |location: &Location| has_word(&location.file_name().to_string_lossy(), AVERAGE);
         match dir == self.top {
             true => is_named(file),
             false => dir.parent() == self.top && (is_named(file) || is_named(&dir)),
@@ -49,14 +50,16 @@ impl Catalog {
         self.models[model.index()].place(&self.top)
     }
 
-    /// The models that belong to the only other one, `main`, in one folder. `None` if there are none.
-    pub(in crate::model) fn into_sets(self, main: ModelId) -> Option<Self> {
+    /// The models that belong to the only other one, `main`, in one folder. `None` if there are none. The names `taken`
+    /// are those of the folders of sets in its file.
+    pub(in crate::model) fn into_sets<'n>(self, main: ModelId, taken: impl Iterator<Item = &'n OsStr>) -> Option<Self> {
         let (place, top) = (self.place(main), self.top.clone());
         let is_beside = |found: &FoundModel| found.place(&top) == place;
         let states = self.models.iter().filter(|found| found.set == Some(OPTIMIZER));
         let has_several = states.filter(|found| is_beside(found)).count() > 1;
         let mut builder = CatalogBuilder::of(self);
         let mut names = FolderNames::empty();
+        taken.for_each(|name| drop(names.free(name)));
         let models = builder.catalog.models.iter_mut().enumerate().map(|(at, found)| (ModelId::new(at), found));
         let sets = models.filter(|(model, _)| *model != main).filter_map(|(model, found)| {
             let set = found.set?;
@@ -83,10 +86,4 @@ impl FoundModel {
         let dir = self.location.parent();
         if dir != *top && checkpoint::is_whole(&self.location) { dir.parent() } else { dir }
     }
-}
-
-/// Whether a name has a word, in any case, between other characters than letters.
-fn has_word(name: &OsStr, word: &str) -> bool {
-    let name = name.to_string_lossy();
-    name.split(|char: char| !char.is_ascii_alphabetic()).any(|part| part.eq_ignore_ascii_case(word))
 }

@@ -584,6 +584,7 @@ fn states_of_an_optimizer_are_read_from_servers() {
     let mut client = Client::new();
     let written = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/checkpoints");
     client.ok(&format!("cp -r {written}/trainer models && cp -r {written}/ranks/verl-adamw models"));
+    client.ok(&format!("cp {written}/one-file/lightning.ckpt models"));
     let (_hub, _s3) = (hub(&mut client, "models"), s3(&mut client, "models"));
     for dir in ["plain", "fsdp", "verl-adamw"] {
         let local = client.scene.mount(&client.scene.path("models").join(dir), &[]);
@@ -593,6 +594,18 @@ fn states_of_an_optimizer_are_read_from_servers() {
             assert!(pytorch::files(&remote, &shown) == pytorch::files(&local, &shown), "{url}: {}", remote.log());
             assert_eq!(remote.log(), "", "{url}");
         }
+    }
+    let local = client.scene.mount(&client.scene.path("models/lightning.ckpt"), &[]);
+    let nginx = web(&client, "models");
+    let web_url = nginx.url("lightning.ckpt");
+    for url in ["s3://models/lightning.ckpt", "hf://org/model/lightning.ckpt", &web_url] {
+        let remote = client.mount(url, &[]);
+        let shown = ["tensors", "optimizer/tensors", "extra/tensors"];
+        assert!(pytorch::files(&remote, &shown) == pytorch::files(&local, &shown), "{url}: {}", remote.log());
+        let listed = client.ok(&format!("weightfs ls {url}/optimizer"));
+        assert_eq!(listed, client.ok("weightfs ls models/lightning.ckpt/optimizer"), "{url}");
+        let none = client.sh(&format!("weightfs ls {url}/ema"));
+        assert!(none.err.contains("lightning.ckpt/ema: the file has no set of tensors \"ema\""), "{none:?}");
     }
 }
 

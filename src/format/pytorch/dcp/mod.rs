@@ -10,7 +10,7 @@ mod tests;
 
 use super::dtype::{self, F4_PAIR};
 use super::value::{ValueKind, value_kind};
-use super::{RANK_MAX, is_optimizer};
+use super::{RANK_MAX, states_start};
 use crate::format::dtype::Dtype;
 use crate::format::pickle::{PickleObject, PickleSpan, PickleTree, PickleValue, is_listed, load_records};
 use crate::text::{brackets, quote};
@@ -216,7 +216,7 @@ impl<'t, 'i> CheckpointReader<'t, 'i> {
             }
             self.tensor(name, value).map_err(|fault| format!("tensor {}: {fault}", quote(name)))?;
         }
-        self.index.is_optimizer = is_optimizer(names);
+        self.index.is_optimizer = states_start(names).is_some();
         Ok(())
     }
 
