@@ -112,7 +112,7 @@ impl Superblock {
 
     /// The file or directory called `name` in the directory `parent`.
     pub fn lookup(&self, parent: Ino, name: &[u8], request: &ReadRequest) -> Result<Attr, Error> {
-        if let Some(sets) = self.sets_in(parent) {
+        if let Some((_, sets)) = self.sets_in(parent) {
             match sets.lookup(ROOT, name, request) {
                 Err(Error::NoEntry) => {}
                 found => return found,
@@ -146,9 +146,7 @@ impl Superblock {
         request: &ReadRequest,
         mut add: impl FnMut(Dentry<'s>) -> bool,
     ) -> Result<(), Error> {
-        let (FsRoot::Volume(volume, Some(sets)), ROOT) = (&self.root, ino) else {
-            return self.list(ino, offset, request, add);
-        };
+        let Some((volume, sets)) = self.sets_in(ino) else { return self.list(ino, offset, request, add) };
         let own = volume.root_len() as u64;
         let in_sets = offset.saturating_sub(own).max(DOTS);
         // Waits for what the second list needs before the first entry is passed.
@@ -269,10 +267,11 @@ impl Superblock {
         }
     }
 
-    /// The models whose folders are shown in a directory beside its own entries.
-    fn sets_in(&self, dir: Ino) -> Option<&CatalogFolders> {
+    /// The model that is mounted, and those whose folders are shown beside its own entries, if `dir` is the root and
+    /// there are any.
+    fn sets_in(&self, dir: Ino) -> Option<(&ModelVolume, &CatalogFolders)> {
         match &self.root {
-            FsRoot::Volume(_, sets) if dir == ROOT => sets.as_deref(),
+            FsRoot::Volume(volume, Some(sets)) if dir == ROOT => Some((volume, sets)),
             _ => None,
         }
     }

@@ -49,8 +49,8 @@ const RANK_MAX: usize = 64;
 /// Maximum size of a pickle in bytes. Those of the largest models have a few megabytes.
 pub const PICKLE_MAX: u64 = 100 << 20;
 
-/// The entry of the root that holds the tensors of a checkpoint of training.
-const STATE_DICT: &str = "state_dict";
+/// The entry of the root that holds the weights in a checkpoint of training.
+pub const STATE_DICT: &str = "state_dict";
 
 /// The entries of the state dict of an optimizer.
 const STATE: &str = "state";

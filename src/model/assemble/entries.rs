@@ -6,7 +6,8 @@
 
 use super::file;
 use super::set::OPTIMIZER;
-use crate::format::{self, Header, ParseMode, TensorInfo, format_stem, pytorch};
+use crate::format::pytorch::{self, STATE_DICT};
+use crate::format::{self, Header, ParseMode, TensorInfo, format_stem};
 use crate::model::error::Error;
 use crate::model::table::{Model, ModelAccess, ModelFile, ModelForm, NoteKind};
 use crate::source::{self, Location};
@@ -25,9 +26,6 @@ pub const EXTRA: &str = "extra";
 /// The sets that a file may have besides the weights.
 pub const FILE_SETS: [&str; 3] = [OPTIMIZER, AVERAGE, EXTRA];
 
-/// The entry that has the weights if several could, and in which names begin if an entry has nothing else.
-const STATE_DICT: &str = "state_dict";
-
 const FORM: ModelForm = ModelForm {
     kind: "file",
     edit_refusal: Some(
@@ -40,8 +38,7 @@ const FORM: ModelForm = ModelForm {
     notes: NoteKind::Splits,
 };
 
-/// Opens a file that no other assembler knows. The sets besides the weights are models of their own,
-/// in its facts.
+/// Opens a file that no other assembler knows. The sets besides the weights are models of their own, in its facts.
 pub(super) fn open_file(location: &Location, mode: ParseMode) -> Result<Model, Error> {
     let file = file::read_file(location, location, source::open_local(location)?, mode)?;
     let mut model = model_of(location, file)?;
@@ -263,8 +260,8 @@ impl<'h> RootEntry<'h> {
         is_several.then_some(self.prefix)
     }
 
-    /// Whether it has a tensor of at least two dimensions with elements that are not integers, as all weights of
-    /// networks have, and neither the states of generators nor losses.
+    /// Whether it has a tensor of at least two dimensions with elements that are not integers. The weights of every
+    /// network have one; states of random number generators and losses have none.
     fn has_matrix(&self, header: &'h Header) -> bool {
         self.infos(header).any(|info| info.shape.len() > 1 && !info.dtype.is_integer())
     }
